@@ -78,6 +78,7 @@ def test_verdict(path, triaged):
     report = triaged(path)
     assert report["verdict"] in expected(path), report["detail"]
     assert report["is_bug"] == (report["culprit"] is not None) == (report["signature"] is not None)
+    assert report["wrong"] in (None, "compiled"), report["detail"]
 
 
 def bugs_here(names):

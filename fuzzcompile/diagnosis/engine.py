@@ -38,6 +38,7 @@ from fuzzcompile.diagnosis.refusals import (
     refuse_unfit,
     refuse_unsupported,
 )
+from fuzzcompile.diagnosis.sides import Side, attribute_eager_fault, find_side
 from fuzzcompile.diagnosis.triage_report import Cost, TriageReport, find_rewrite_fate
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
@@ -136,6 +137,7 @@ class JudgedTrial:
     survives: bool | None = None  # whether the bug shows in float64 too; None if that was not asked
     both_ways: tuple[str, ...] = ()  # ways that a target's device might compile, tried beside the first
     hit: Attribution | None = None  # the attribution to a known bug, if it is one
+    side: Side | None = None  # the side that is wrong, of a verdict on values
 
     @classmethod
     def decide(
@@ -172,6 +174,7 @@ class JudgedTrial:
             verdict=decision.verdict,
             confidence=_decide_confidence(decision, attribution, unseen),
             detail=decision.detail,
+            wrong=None if self.side is None else self.side.wrong,
             comparisons=_compare_with_torch_same(experiments, trial),
             eager_deterministic=experiments.is_deterministic,
             float64_step=max(moves, default=None),
@@ -201,6 +204,8 @@ class JudgedTrial:
             return unproved
         if self.hit is not None:
             return self.hit
+        if self.side is not None and verdict is Verdict.EAGER_WRONG:
+            return attribute_eager_fault(self.side, unproved)
         attribution = attribute(self._make_ablator(), thorough=thorough)
         return replace(attribution, changed_bits=unproved.changed_bits)
 
@@ -211,6 +216,25 @@ class JudgedTrial:
         if hit is None:
             return None
         return replace(self._make_unproved(), culprit=hit, known=True, ablations=ablator.ablations)
+
+    def take_side(self) -> JudgedTrial:
+        """The answer with the side that is wrong: a verdict on eager mode where that is."""
+        side = find_side(self.experiments, self.trial, self.decision)
+        return self if side is None else self._on_side(side)
+
+    def weigh_culprit(self, culprit: Culprit | None) -> JudgedTrial:
+        """The answer, its side weighed once more by what is accused (`Side.weigh_culprit`)."""
+        side = None if self.side is None else self.side.weigh_culprit(culprit)
+        return self if side is None or side is self.side else self._on_side(side)
+
+    def _on_side(self, side: Side) -> JudgedTrial:
+        decision = self.decision
+        if side.wrong == "eager":
+            decision = replace(decision, verdict=Verdict.EAGER_WRONG, detail=side.why)
+        elif side.wrong != "compiled":
+            why = f"which side is wrong is undecided: {side.why}" if side.wrong == "undecided" else side.why
+            return replace(self, side=side, decision=replace(decision, confidence="low")).with_detail(why)
+        return replace(self, side=side, decision=decision)
 
     def with_detail(self, clause: str) -> JudgedTrial:
         """The same, with a further clause in the detail of the decision."""
@@ -354,13 +378,14 @@ def triage(
         progress.note_verdict(early)
         return early
     answer = JudgedTrial.decide(experiments, trial, spent, task.known).confirm()
-    answer = _judge_baseline(_try_both_ways(answer))
+    answer = _judge_baseline(_try_both_ways(answer)).take_side()
     progress.note_verdict(answer.report())
     if task.thorough and not spent.is_late:
         answer = _look_again(answer)
         progress.note_verdict(answer.report())
     progress.note_ledger(answer.trial.ledger)
-    report = answer.report(answer.attribute(thorough=task.thorough))
+    attribution = answer.attribute(thorough=task.thorough)
+    report = answer.weigh_culprit(attribution.culprit).report(attribution)
     # A rewrite that is off is tried as asked, not the other way judged.
     fates = tuple(find_rewrite_fate(experiments, answer.trial, answer.steps, name) for name in task.suspects)
     maps = make_error_maps(answer.experiments, answer.trial) if task.error_maps else {}

@@ -15,15 +15,16 @@ from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.watch.rule_labels import get_family
 from fuzzcompile.diagnosis.attribution.culprit import Divergence
 from fuzzcompile.diagnosis.attribution.steps import measure_steps, rank_suspects, select_semantic_steps
-from fuzzcompile.diagnosis.decision import confirm, decide
+from fuzzcompile.diagnosis.decision import Decision, confirm, decide
 from fuzzcompile.diagnosis.oracle.judgement import choose_wrong_values_verdict
+from fuzzcompile.diagnosis.sides import find_side, word_eager_fault
 from fuzzcompile.diagnosis.stages.graph_passes import list_visible_rewrites
 from fuzzcompile.diagnosis.stages.stage_table import get_stage
 from fuzzcompile.diagnosis.stages.ways import Suspect
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.contract import find_broken_promise
 from fuzzcompile.model.signatures import normalise_message, parse_fingerprint, renew
-from fuzzcompile.model.stages import AROUND_CAPTURE, BEHIND_GRAPHS, GRAPH_STAGES
+from fuzzcompile.model.stages import AROUND_CAPTURE, ATEN, BEHIND_GRAPHS, GRAPH_STAGES
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run.case import Case
 
@@ -130,7 +131,7 @@ class SignatureLock:
         first = probe.suspects[0] if probe.suspects else None
         if self.stage in GRAPH_STAGES:
             return first is not None and self._is_same_culprit(first)
-        if self.suspect_stage is not None:
+        if self.suspect_stage is not None or self.stage == ATEN:
             return any(self._is_same_culprit(suspect) for suspect in probe.suspects)
         if self.error is not None and probe.error is not None and probe.error[:_MESSAGE] != self.error:
             return False
@@ -180,8 +181,13 @@ def probe_case(
         verdict = decision.verdict
     elif verdict is Verdict.ROUNDING and select_semantic_steps(steps):
         verdict = choose_wrong_values_verdict(trial.judgement)
+    blamed: tuple[Suspect, ...] = ()
+    if target is not None and target.verdict == Verdict.EAGER_WRONG:
+        side = find_side(experiments, trial, Decision(verdict, "high"))
+        verdict = Verdict.EAGER_WRONG if side is not None and side.wrong == "eager" else Verdict.INVALID
+        blamed = () if side is None else (Suspect(ATEN, word_eager_fault(side).family),)
     divergence = Divergence(experiments, trial, steps, time.monotonic() + _SECONDS)
-    suspects = tuple(_list_suspects(looks, divergence)) if verdict.is_bug else ()
+    suspects = blamed or (tuple(_list_suspects(looks, divergence)) if verdict.is_bug else ())
     failure = trial.observation.failure
     return CaseProbe(
         verdict,

@@ -31,6 +31,7 @@ from fuzzcompile.model.contract import (
     RewriteJson,
     SuspectJson,
     TargetJson,
+    WrongSide,
 )
 from fuzzcompile.model.severity import Severity, rate_bug, rate_severity
 from fuzzcompile.model.signatures import UNATTRIBUTED, make_program_signature, normalise_message, replace_fingerprint
@@ -160,6 +161,7 @@ class TriageReport:
     verdict: Verdict
     confidence: str
     detail: str = ""
+    wrong: WrongSide | None = None
     comparisons: tuple[Comparison, ...] = ()
     eager_deterministic: bool = True
     float64_step: float | None = None
@@ -232,6 +234,7 @@ class TriageReport:
             "device": self.device,
             "verdict": str(self.verdict),
             "is_bug": self.is_bug,
+            "wrong": self.wrong,
             "confidence": self.confidence,
             "detail": self.detail,
             "evidence": self._make_evidence(),

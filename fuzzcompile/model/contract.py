@@ -7,12 +7,15 @@ what an older version wrote.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
 
 from fuzzcompile.model.culprit_contract import AblationJson, CulpritJson, WorkaroundJson
 
 SCHEMA = 1
 """The version of the contract, in each object."""
+
+
+WrongSide = Literal["compiled", "eager", "both", "undecided"]
 
 
 class ErrorMapJson(TypedDict):
@@ -235,6 +238,9 @@ class ReportJson(TypedDict, total=False):
     device: str
     verdict: str  # a word of the verdict kinds; ``is_bug`` says whether it is worth a report to PyTorch
     is_bug: bool
+    # of a verdict on values or gradients, the side that is wrong: ``compiled``, ``eager``, ``both`` or ``undecided``;
+    # null for others
+    wrong: WrongSide | None
     confidence: str  # ``high`` or ``low``; the notes of the evidence say what lowers it
     detail: str  # one sentence
     evidence: EvidenceJson  # that the verdict rests on

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypedDict
+from typing import Literal, NotRequired, TypedDict
+
+KernelFault = Literal["layout", "values"]
 
 
 class MatchedLineJson(TypedDict):
@@ -32,12 +34,13 @@ class KernelInputJson(TypedDict, total=False):
 
 
 class AtenKernelJson(TypedDict):
-    """An ATen kernel that gives other values on these operands than on contiguous copies of them."""
+    """An ATen kernel that gives wrong values on these operands."""
 
     operator: str  # with its overload
     call: str  # the call as Python, with the tensors as ``inputs[i]``
     inputs: list[KernelInputJson]  # those tensors
     differs_by: float | None  # the largest difference, in units of the result's size
+    about: NotRequired[KernelFault]  # ``layout``: it is right on contiguous copies of them; ``values`` otherwise
     wrong_in: str  # the side that hands it such operands: ``eager`` or ``compiled``
 
 

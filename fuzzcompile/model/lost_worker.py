@@ -73,6 +73,7 @@ def report_worker_failure(
     report: ReportJson = {
         **_begin_report(case, torch_version, device, str(verdict), detail),
         "is_bug": True,
+        "wrong": None,
         "evidence": {
             "outputs": [],
             "eager_deterministic": True,
@@ -109,6 +110,7 @@ def make_unjudged_record(case: str, torch_version: str, device: str, detail: str
     return {
         **_begin_report(case, torch_version, device, "unjudged", detail),
         "is_bug": False,
+        "wrong": None,
         "evidence": {"outputs": []},
         "culprit": None,
         "signature": None,

@@ -44,7 +44,7 @@ class Severity(StrEnum):
         return self in (Severity.LAYOUT, Severity.ACCEPTS_INVALID)
 
 
-_WRONG = ("miscompile", "wrong_gradient", "nonfinite", "precision_loss", "nondeterministic")
+_WRONG = ("miscompile", "wrong_gradient", "nonfinite", "precision_loss", "eager_wrong", "nondeterministic")
 _OF_VERDICT = {
     **dict.fromkeys(_WRONG, Severity.SILENT),
     **dict.fromkeys(("crash", "timeout", "compile_error", "runtime_error"), Severity.ERROR),

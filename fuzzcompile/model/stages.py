@@ -11,6 +11,7 @@ from typing import Final
 
 # Names, as in the JSON contract (docs/machines.md).
 
+ATEN: Final = "aten"
 DYNAMO: Final = "dynamo"
 PRE_GRAD: Final = "pre_grad"
 FUNCTIONALIZATION: Final = "functionalization"
@@ -44,6 +45,7 @@ class CompilerStage:
 
 # In the order in which a program passes them.
 STAGE_TABLE: Final = (
+    CompilerStage(ATEN, "an ATen kernel", (), "aten", "module: correctness (silent)"),
     CompilerStage(DYNAMO, "Dynamo", ("_dynamo/*",), "dynamo", "module: dynamo"),
     CompilerStage(
         PRE_GRAD,

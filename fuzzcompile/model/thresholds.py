@@ -44,6 +44,18 @@ VANISHING_GRADIENT = 1e-6
 # A small result is one where native precision gives it to within so much of its size.
 NATIVE_DIGITS = 0.01
 
+# Derivatives, against differences in float64.
+
+# Central differences are taken over this share of a tensor's size, and over half of it: their error is of the order of
+# its square, 1e-10, and that of rounding 1e-16 over it, 1e-11.
+DIFFERENCE_STEP = 1e-5
+# By this share of the whole may the differences of an operator miss its derivative: in 173 calls of operators that have
+# one (tests/run/reference/test_formulas.py, torch 2.13) they miss by less than 1e-6, in 168 by less than 1e-8.
+DERIVATIVE_TOLERANCE = 1e-4
+# Differences of a program's loss tell two gradients apart if they meet one within the first share of what those part
+# by, and miss the other by more than the second.
+MEETS, MISSES = 0.1, 0.5
+
 # Rounding in the program's own precision.
 
 # A run that rounds differently may be this many times farther from the reference than eager and the perturbed runs

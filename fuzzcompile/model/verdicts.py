@@ -21,6 +21,7 @@ class Verdict(StrEnum):
     METADATA = "metadata"
     ALIASING = "aliasing"
     PRECISION_LOSS = "precision_loss"
+    EAGER_WRONG = "eager_wrong"
     COMPILE_ERROR = "compile_error"
     RUNTIME_ERROR = "runtime_error"
     ACCEPTS_INVALID = "accepts_invalid"

@@ -97,7 +97,7 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return written_out(*args, **kwargs)
         if func is getattr(torch.ops.aten._grouped_mm, "default", None):
             return grouped_mm(*args, **kwargs)
-        result = func(*args, **kwargs)
+        result = self.compute(func, args, kwargs)
         if _makes_floats(func, args, kwargs, result):
             result = func(*args, **{**kwargs, "dtype": torch.float64})
         if rounding is not None and self.keep_casts:
@@ -106,6 +106,10 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result  # a view, or the target of an in-place write: it must stay the same tensor
         # Factories that name no dtype make float32, into which an in-place write would be lost.
         return map_leaves(_widen, result)
+
+    def compute(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute an operator on float64 arguments, by its own kernel."""
+        return func(*args, **kwargs)
 
     def _draw(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Draw in the native dtype, and widen what was drawn."""

@@ -267,6 +267,16 @@ def run_backward(output: object, *, required: bool = True) -> None:
     Raises:
         RuntimeError: no output requires a gradient, though one is ``required``.
     """
+    losses = weigh_outputs(output)
+    if not losses:
+        if required:
+            raise RuntimeError("BACKWARD is set, but no output requires a gradient")
+        return
+    torch.autograd.backward(losses)
+
+
+def weigh_outputs(output: object) -> list[torch.Tensor]:
+    """The loss of `run_backward`, one term for each output that requires a gradient."""
     generator = torch.Generator().manual_seed(COTANGENT_SEED)
     losses = []
     for _, leaf in name_leaves("out", output):
@@ -278,21 +288,25 @@ def run_backward(output: object, *, required: bool = True) -> None:
         if leaf.requires_grad:
             product = leaf * cotangent
             losses.append((product.real if product.is_complex() else product).sum())
-    if not losses:
-        if required:
-            raise RuntimeError("BACKWARD is set, but no output requires a gradient")
-        return
-    torch.autograd.backward(losses)
+    return losses
 
 
 def observe_gradients(call: int | None, program: CaseProgram, arguments: object) -> list[Value]:
     """The gradients of parameters and inputs that require one; a value of None for a gradient that is missing."""
     gradients = []
-    for name, tensor in _collect_tensors(program, arguments).items():
-        if tensor.requires_grad and (tensor.is_leaf or tensor.retains_grad):
-            value = None if tensor.grad is None else _copy_dense(tensor.grad)
-            gradients.append(Value(str(ObservableName(name, call, gradient=True)), value, "gradient"))
+    for name, tensor in list_gradient_leaves(call, program, arguments).items():
+        value = None if tensor.grad is None else _copy_dense(tensor.grad)
+        gradients.append(Value(name, value, "gradient"))
     return gradients
+
+
+def list_gradient_leaves(call: int | None, program: CaseProgram, arguments: object) -> dict[str, torch.Tensor]:
+    """The parameters and inputs that get a gradient, by the name of their gradient."""
+    return {
+        str(ObservableName(name, call, gradient=True)): tensor
+        for name, tensor in _collect_tensors(program, arguments).items()
+        if tensor.requires_grad and (tensor.is_leaf or tensor.retains_grad)
+    }
 
 
 def _copy_dense(tensor: torch.Tensor) -> torch.Tensor:

@@ -38,6 +38,7 @@ from fuzzcompile.run.observation import (
     observe_random_state,
     run_backward,
     save_state,
+    weigh_outputs,
 )
 from fuzzcompile.run.pool.worker import say
 from fuzzcompile.run.tensors import describe_structure, list_tensors
@@ -170,6 +171,21 @@ def _observe_calls(
             values += accumulated if case.backward else [value for value in accumulated if value.is_tensor]
     values += observe_random_state(case)
     return Observation(tuple(values), None, "; ".join(structures), time.perf_counter() - start)
+
+
+def measure_loss(case: Case, program: CaseProgram) -> float:
+    """The loss whose gradients the case asks for (`run_backward`), over all calls, by running them forward.
+
+    Raises:
+        Exception: whatever the program raises.
+    """
+    seed_run(case)
+    loss = 0.0
+    with record_warnings(), enter_grad_mode(case.grad), case.ambient():
+        for arguments in program.calls:
+            terms = weigh_outputs(drive(case, program.model, arguments))
+            loss += sum(float(term) for term in terms)
+    return loss
 
 
 def time_calls(case: Case, program: CaseProgram, target: Callable[..., object]) -> float | None:

@@ -110,10 +110,11 @@ class AtenCall:
 
 
 def record_operator_calls(case: Case, device: torch.device, *, decomposed: bool) -> list[AtenCall]:
-    """Run the case compiled to graphs of ATen operators, forward and backward, which run call by call.
+    """Run the case in eager mode, forward and backward, and return its calls of ATen operators.
 
     Views, operators that write to their arguments and those that draw random numbers are left out: run again, they
-    would not be the same call. With ``decomposed``, operators are decomposed as Inductor does before it lowers them.
+    would not be the same call. With ``decomposed``, the case is compiled to graphs of operators decomposed as Inductor
+    does before it lowers them, which run call by call.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
@@ -137,8 +138,11 @@ def record_operator_calls(case: Case, device: torch.device, *, decomposed: bool)
         boxed: Callable[..., object] = make_boxed_func(run)
         return boxed
 
-    table = select_decomp_table() if decomposed else {}
-    backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, decompositions=table)
+    if not decomposed:
+        program = build(case, device)
+        observe(case, program, program.model, around=OperatorMode(record))
+        return calls
+    backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, decompositions=select_decomp_table())
     settings = replace(case.settings, backend=backend, options={}, mode=None)
     _compile_and_run(case, device, settings, Compilation(record=False))
     return calls

@@ -200,26 +200,29 @@ def compare_contiguous(
     named = schema.name.rpartition("::")[2] in facts().operators.uninitialised
     told = any(argument.name == "storage_offset" for argument in schema.arguments)
     aliased = any(value.alias_info is not None for value in (*schema.arguments, *schema.returns))
-    if draws or named or told or aliased or all(map(_is_contiguous, pytree.tree_leaves((args, kwargs)))):
+    if draws or named or told or aliased or all(map(is_contiguous, pytree.tree_leaves((args, kwargs)))):
         return None
 
     def call(*args: object, **kwargs: object) -> object:
-        args, kwargs = _make_contiguous((args, kwargs))
+        args, kwargs = make_contiguous((args, kwargs))
         return operator(*args, **kwargs)
 
     outcomes = run_operator(operator, args, kwargs), run_operator(call, args, kwargs)
     return Application(operator, CONTIGUOUS, call, place, *outcomes, initial_arguments=copy_tree((args, dict(kwargs))))
 
 
-def _is_contiguous(value: object) -> bool:
+def is_contiguous(value: object) -> bool:
+    """Return whether a value is no strided tensor whose elements lie in another order than row by row."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_nested or value.numel() < 2:
         return True
     return list_significant_strides(value) == list_significant_strides(torch.empty(value.shape, device="meta"))
 
 
-def _make_contiguous(tree: Any) -> Any:
+def make_contiguous(tree: Any) -> Any:
+    """The tree with contiguous copies of the tensors that are not contiguous."""
+
     def copy(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if _is_contiguous(tensor) else tensor.clone(memory_format=torch.contiguous_format)
+        return tensor if is_contiguous(tensor) else tensor.clone(memory_format=torch.contiguous_format)
 
     return pytree.tree_map_only(torch.Tensor, copy, tree)
 
@@ -251,9 +254,9 @@ def _replace_kernel(operator: OpOverload, key: str) -> Iterator[None]:
     def run(keys: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
         read = {name: value for name, value in kwargs.items() if name not in written}
         outs = {name: value for name, value in kwargs.items() if name in written}
-        if all(map(_is_contiguous, pytree.tree_leaves((args, read)))):
+        if all(map(is_contiguous, pytree.tree_leaves((args, read)))):
             return kernel.call_boxed(keys, *args, **kwargs)
-        plain_args, plain_kwargs = _make_contiguous((args, read))
+        plain_args, plain_kwargs = make_contiguous((args, read))
         plain = kernel.call_boxed(keys, *plain_args, **plain_kwargs, **outs)
         if outs:
             return plain

@@ -21,6 +21,7 @@ from fuzzcompile.compiler.operators.decompositions import (
 from fuzzcompile.compiler.operators.operator_application import (
     CONTIGUOUS,
     Application,
+    Arguments,
     OperatorOutcome,
     Outcomes,
     find_fake_function,
@@ -36,7 +37,7 @@ from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culp
 from fuzzcompile.diagnosis.attribution.steps import find_inputs, list_placeholders
 from fuzzcompile.diagnosis.oracle import rounding
 from fuzzcompile.diagnosis.stages.ways import Found, Pair, PartedStep, Way, iter_captured, prove_at_call, prove_in_turn
-from fuzzcompile.model.culprit_contract import AtenKernelJson, DetailsJson, KernelInputJson
+from fuzzcompile.model.culprit_contract import AtenKernelJson, DetailsJson, KernelFault, KernelInputJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DECOMPOSITION, DYNAMO, FAKE_TENSOR, FUNCTIONALIZATION, JOINT_GRAPH, LOWERING
 from fuzzcompile.model.thresholds import NOISE_SEEDS, OTHER_NUMBERS, ROUNDING_FACTOR, SEMANTIC_STEP
@@ -267,7 +268,19 @@ def measure_layouts(pair: Pair[Application]) -> OperatorStep | None:
 
 def word_kernel(stage: str, wrong_in: Side, parting: OperatorStep) -> Found:
     """The kernel as a culprit of the stage in which both sides part, with its call as Python."""
-    application, inputs = parting.pair.at, list[KernelInputJson]()
+    application = parting.pair.at
+    kernel = describe_kernel_call(application.name, application.initial_arguments, parting.step, wrong_in)
+    found = word_operator(parting)
+    details: DetailsJson = {**found.culprit.details, "aten_kernel": kernel}
+    culprit = replace(found.culprit, stage=stage, source=None, line=None, confidence="low", details=details)
+    return Found(culprit, ContiguousOperands((application.name,)), certain=parting.certain)
+
+
+def describe_kernel_call(
+    operator: str, arguments: Arguments, step: float | None, wrong_in: Side, *, about: KernelFault = "layout"
+) -> AtenKernelJson:
+    """A call of a kernel that is wrong by ``step`` of its result's size, as Python, and the tensors that it gets."""
+    inputs = list[KernelInputJson]()
 
     def name_input(value: object) -> object:
         if not isinstance(value, torch.Tensor):
@@ -279,19 +292,12 @@ def word_kernel(stage: str, wrong_in: Side, parting: OperatorStep) -> Found:
         inputs.append(described)
         return _InputName(f"inputs[{len(inputs) - 1}]")
 
-    args, kwargs = pytree.tree_map(name_input, application.initial_arguments)
+    args, kwargs = pytree.tree_map(name_input, arguments)
     parts = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]
-    kernel: AtenKernelJson = {
-        "operator": application.name,
-        "call": f"torch.ops.{application.name}({', '.join(parts)})",
-        "inputs": inputs,
-        "differs_by": parting.step,
-        "wrong_in": wrong_in,
-    }
-    found = word_operator(parting)
-    details: DetailsJson = {**found.culprit.details, "aten_kernel": kernel}
-    culprit = replace(found.culprit, stage=stage, source=None, line=None, confidence="low", details=details)
-    return Found(culprit, ContiguousOperands((application.name,)), certain=parting.certain)
+    call = f"torch.ops.{operator}({', '.join(parts)})"
+    return {
+        "operator": operator, "call": call, "inputs": inputs, "differs_by": step, "wrong_in": wrong_in, "about": about,
+    }  # fmt: skip
 
 
 class _InputName(str):

@@ -152,7 +152,8 @@ class Experiments:
         return self.runs.eager if self.quick else self.runs.again
 
     @property
-    def _noisy(self) -> tuple[Observation, ...]:
+    def noisy(self) -> tuple[Observation, ...]:
+        """Eager runs in which every operator moves by an ulp."""
         return self.runs.select_noisy(_QUICK_NOISE_RUNS if self.quick else NOISE_RUNS)
 
     @functools.cached_property
@@ -163,7 +164,7 @@ class Experiments:
     def run_eager(self) -> None:
         """Make every run that needs no compiler: none may be made while a compile is watched."""
         if not (self.runs.eager.failure or self.again.failure):
-            _ = (self.runs.reference, self._noisy)
+            _ = (self.runs.reference, self.noisy)
 
     @property
     def baseline(self) -> Observation:
@@ -273,9 +274,9 @@ class Experiments:
     def _judge_against(self, reference: Observation, compiled: Observation) -> Judgement:
         eager, baseline = self.runs.eager, self.baseline
         if baseline is eager:
-            return judge(Observations(eager, self.again, reference, self._noisy, compiled, self._find_factor))
+            return judge(Observations(eager, self.again, reference, self.noisy, compiled, self._find_factor))
         # How far eager is from its substitute is noise like any other, as long as both draw the same numbers.
-        noisy = () if self.runs.draws and self._is_elsewhere else (*self._noisy, eager, self.again)
+        noisy = () if self.runs.draws and self._is_elsewhere else (*self.noisy, eager, self.again)
         return judge(Observations(baseline, baseline, reference, noisy, compiled, self._find_factor))
 
     def _find_factor(self, dtype: torch.dtype) -> float:

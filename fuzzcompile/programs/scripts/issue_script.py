@@ -147,6 +147,8 @@ def build_issue_script(source: str, chosen: ScriptPlan, report: ReportJson, seco
     expression = find_faulty_expression(source, chosen, report)
     if expression is not None:
         made["expression"] = expression
+    if report.get("verdict") == Verdict.EAGER_WRONG:  # no backend is at fault: the operator is called by itself
+        return made | _show_eager(chosen.source, report, (), ends)
     if chosen.probe.case.settings.path != COMPILE:
         return made  # the ladder is of backends of torch.compile
     candidates = [replace(plain, cuda=chosen.on_gpu) for plain in islice(generate_plain_scripts(chosen), _MOST_TRIED)]
@@ -164,14 +166,18 @@ def build_issue_script(source: str, chosen: ScriptPlan, report: ReportJson, seco
         made["cuda"] = replace(seen.plain, cuda=True).text()
     if report.get("verdict") in _ERRORS:
         made["error_log"] = scrub(shorten_error(seen.output))
-    alone = find_eager_script(chosen.source, report, made["ladder"], ends)
-    if alone is not None:
-        made["eager_only"], made["eager_only_output"] = alone.files["script"], scrub(shorten_output(alone.output))
-        kernel = read_details(report.get("culprit")).get("aten_kernel")
-        # Where the report does not say whether eager gives the kernel such inputs: if aot_eager agrees with eager.
-        wrong = kernel["wrong_in"] == "eager" if kernel is not None else made["ladder"][1]["result"] == "right"
-        made["eager_is_wrong"] = wrong
-    return made
+    return made | _show_eager(chosen.source, report, made["ladder"], ends)
+
+
+def _show_eager(source: str, report: ReportJson, ladder: Sequence[RungJson], ends: float) -> ShownJson:
+    alone = find_eager_script(source, report, ladder, ends)
+    if alone is None:
+        return ShownJson()
+    kernel = read_details(report.get("culprit")).get("aten_kernel")
+    # Where the report does not say whether eager gives the kernel such inputs: if aot_eager agrees with eager.
+    wrong = kernel["wrong_in"] == "eager" if kernel is not None else ladder[1]["result"] == "right"
+    script, output = alone.files["script"], scrub(shorten_output(alone.output))
+    return ShownJson(eager_only=script, eager_only_output=output, eager_is_wrong=wrong)
 
 
 # The operation at fault, as a user writes it.
@@ -450,7 +456,10 @@ def main(path: str) -> None:
 
 # Scripts that need no compiler: an ATen kernel that is wrong on the inputs that compiled programs give it.
 
-_VALUES = (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT, Verdict.NONFINITE, Verdict.RUNTIME_ERROR, Verdict.CRASH)
+_VALUES = (
+    *(Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT, Verdict.NONFINITE, Verdict.EAGER_WRONG),
+    *(Verdict.RUNTIME_ERROR, Verdict.CRASH),
+)
 
 
 def find_eager_script(

@@ -72,6 +72,7 @@ _PHRASES: dict[str, str] = {
     Verdict.METADATA: "Wrong metadata",
     Verdict.ALIASING: "Wrong mutation",
     Verdict.PRECISION_LOSS: "Lost precision",
+    Verdict.EAGER_WRONG: "Wrong values in eager mode",
     Verdict.COMPILE_ERROR: "An error",
     Verdict.RUNTIME_ERROR: "An error at run time",
     Verdict.ACCEPTS_INVALID: "An invalid program is accepted",
@@ -204,7 +205,8 @@ class _Texts:
         outputs = all(target.observable.kind == "output" for target in self.plan.targets)
         exact = self.probe.float64 or self.plan.form != "values"
         single = not (self.plan.calls or self.plan.several)
-        return self.probe.repeatable and self.plan.form != "memory" and exact and single and outputs
+        short = exact and single and outputs and not self.plan.eager_is_wrong
+        return self.probe.repeatable and self.plan.form != "memory" and short
 
     @property
     def contexts(self) -> str:

@@ -331,6 +331,17 @@ class ScriptPlan:
     property_name: str = ""
     with_backward: bool = False
     remark: str = ""
+    eager_is_wrong: bool = False  # the compiled program in float64 is the reference then
+
+    @property
+    def wrong_side(self) -> str:
+        """The run that is wrong: ``eager`` or ``compiled``."""
+        return "eager" if self.eager_is_wrong else "compiled"
+
+    @property
+    def right_side(self) -> str:
+        """The other one, whose error is rounding."""
+        return "compiled" if self.eager_is_wrong else "eager"
 
     @property
     def on_gpu(self) -> bool:
@@ -360,7 +371,9 @@ class ScriptPlan:
         if self.form == "apart":
             return f"{format_number(share_apart(self.targets))} * {self._largest('eager')}"
         factor, share = _choose_bound(self.targets)
-        return f"{factor:g} * error_eager" + (f" + {format_number(share)} * {self._largest('exact')}" if share else "")
+        return f"{factor:g} * error_{self.right_side}" + (
+            f" + {format_number(share)} * {self._largest('exact')}" if share else ""
+        )
 
     def _largest(self, run: str) -> str:
         finite = ".nan_to_num(0, 0, 0)" if self.probe.nonfinite else ""
@@ -446,6 +459,7 @@ def choose_comparison(plan: ScriptPlan, report: ReportJson) -> ScriptPlan:
     """
     probe, verdict = plan.probe, str(report.get("verdict") or "")
     form = _FORMS.get(verdict)
+    plan = replace(plan, eager_is_wrong=verdict == Verdict.EAGER_WRONG)
     if form in ("raises", "accepts", "process"):
         return replace(plan, form=form, with_backward=probe.case.backward)
     evidence: Sequence[OutputJson] = (report.get("evidence") or {}).get("outputs") or ()

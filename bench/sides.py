@@ -1,0 +1,93 @@
+"""Which side is told to be wrong: the same faults planted in eager mode's kernels and in the compiler.
+
+    python bench/sides.py [--price 20]
+
+Of each operator of `plants.sides`, once the CPU kernel and once the decomposition or lowering returns a result that is
+5 % off. ``told``: the answer names the side; ``named``: the operator too. An operator whose compiled form calls the
+eager kernel shows nothing when that is wrong; it is counted apart. ``price`` is the processor time of a triage with the
+side in units of one without, for clean programs and for those with a fault, taking turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from unittest import mock
+
+import torch
+from plants.sides import FAULTS, SharedFault, compiler_fault, eager_fault, write_program
+
+from fuzzcompile.diagnosis import engine
+from fuzzcompile.diagnosis.triage_report import TriageReport
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run.device import describe_environment, resolve_device
+
+CPU = torch.device("cpu")
+Plant = Callable[[torch._ops.OpOverload], AbstractContextManager[object]]
+SIDES: dict[str, Plant] = {"eager": eager_fault, "compiled": compiler_fault}
+
+
+def main() -> None:
+    """Plant, judge and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--price", type=int, default=10, help="programs whose price is measured")
+    options = parser.parse_args()
+    print(f"torch {torch.__version__}, {describe_environment(resolve_device('cpu'), None).get('cpu')}\n")
+    print("| side at fault | planted | shown | told | named | wrong side, high confidence | undecided |")
+    print("|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        for side, plant in SIDES.items():
+            answers = [(fault, answer) for fault, answer in judge_each(Path(folder), plant) if answer.is_bug]
+            told = [(fault, answer) for fault, answer in answers if answer.wrong == side]
+            named = [fault for fault, answer in told if _names(answer, fault)]
+            other = [x for _, x in answers if x.wrong not in (side, "undecided") and x.confidence == "high"]
+            undecided = sum(answer.wrong == "undecided" for _, answer in answers)
+            print(
+                f"| {side} | {len(FAULTS)} | {len(answers)} | {len(told)} | {len(named)} | {len(other)} | {undecided} |"
+            )
+        print()
+        for what, plant in (("clean", lambda _: nullcontext()), ("divergent", compiler_fault)):
+            ratios = list(measure_price(Path(folder), plant, options.price))
+            print(f"Price of a {what} program: median {statistics.median(ratios):.2f} (of {len(ratios)})")
+
+
+def judge_each(folder: Path, plant: Plant) -> Iterator[tuple[SharedFault, TriageReport]]:
+    """The answer on each fault."""
+    for fault in FAULTS:
+        with plant(fault.operator):
+            yield fault, _judge(folder, fault)
+
+
+def measure_price(folder: Path, plant: Plant, count: int) -> Iterator[float]:
+    """Processor seconds of each program with the side, in units of those without."""
+    for fault in FAULTS[:count]:
+        with plant(fault.operator):
+            _judge(folder, fault)  # kernels are compiled
+            spent = []
+            for looked in (True, False):
+                without = nullcontext() if looked else mock.patch.object(engine, "find_side", lambda *_: None)
+                start = time.process_time()
+                with without:
+                    _judge(folder, fault)
+                spent.append(time.process_time() - start)
+        yield spent[0] / spent[1]
+
+
+def _judge(folder: Path, fault: SharedFault) -> TriageReport:
+    path = folder / "case.py"
+    path.write_text(write_program(fault.body, backward=fault.backward), encoding="utf-8")
+    return engine.triage(load_case(path), CPU)
+
+
+def _names(answer: TriageReport, fault: SharedFault) -> bool:
+    culprit = answer.attribution.culprit
+    return culprit is not None and culprit.rewrite == str(fault)
+
+
+if __name__ == "__main__":
+    main()

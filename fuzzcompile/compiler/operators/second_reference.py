@@ -1,0 +1,306 @@
+"""The second reference: the program in float64 through other code than its own kernels.
+
+A float64 run in eager mode calls the kernels that the program calls, and shares their errors. Here each operator is
+also computed on contiguous copies of its arguments, by its definition in NumPy (`fuzzcompile.run.reference.formulas`),
+and by torch's decomposition. Where these part, the call is contested, and the opinions are weighed:
+
+- What a kernel makes of copies of its arguments, and a formula, outvote it.
+- A decomposition does not: the compiler uses it, so that it may be what is wrong. Kernel and decomposition are measured
+  against the derivative that autograd has for the operator, which is the limit of differences of the one that is right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+import numpy
+import torch
+from torch.utils import _pytree as pytree
+
+from fuzzcompile.compiler.functional_run import OperatorMode
+from fuzzcompile.compiler.operators.decompositions import find_decomposition
+from fuzzcompile.compiler.operators.operator_application import Arguments, is_contiguous, make_contiguous
+from fuzzcompile.model.facts import facts
+from fuzzcompile.model.thresholds import DERIVATIVE_TOLERANCE, DIFFERENCE_STEP, SEMANTIC_STEP, VANISHING
+from fuzzcompile.run import metrics
+from fuzzcompile.run.arithmetic_modes import Float64Mode
+from fuzzcompile.run.reference.formulas import FORMULAS, Call
+from fuzzcompile.run.tensors import Operator, copy_tree, share_storage
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+_FACTS = facts().operators
+# Elements of the arguments of one call from which on it is not computed again: what is that large takes too long.
+_MOST_ELEMENTS = 2**22
+# Operators of a decomposition that compute nothing.
+_MOVING = ("convert_element_type", "broadcast_in_dim", "clone", "copy_to", "_to_copy", "copy_", "empty_strided")
+# Contested calls that are kept, with their arguments.
+_MOST_CONTESTED = 20
+
+Opinion = Literal["contiguous", "formula", "decomposition"]
+"""How an operator was computed beside its kernel."""
+Compute: TypeAlias = Callable[..., object]
+
+
+@dataclass(frozen=True, eq=False)
+class PartedOpinion:
+    """Values of a call that part with its kernel's by ``step`` of their size, and how they were computed.
+
+    ``by_layout``: on contiguous copies of its arguments the kernel agrees with them.
+    """
+
+    by: Opinion
+    step: float
+    values: tuple[torch.Tensor | None, ...] = ()
+    by_layout: bool = False
+    compute: Compute | None = None  # the decomposition
+
+
+@dataclass(frozen=True, eq=False)
+class ContestedCall:
+    """A call of an operator on which its kernel and another opinion part; ``number`` of those that were compared."""
+
+    number: int
+    operator: Operator
+    arguments: Arguments
+    opinion: PartedOpinion
+
+    @functools.cached_property
+    def kernel_is_wrong(self) -> bool | None:
+        """Return whether the kernel is wrong; None if no opinion outvotes the other."""
+        if self.opinion.compute is None:
+            return True
+        with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError):  # it has no derivative
+            fits = _fit_derivatives([self.operator, self.opinion.compute], self.arguments)
+            return None if fits is None or fits[0] == fits[1] else fits[1]
+        return None
+
+    def describe_inputs(self) -> str:
+        """The dtype, sizes and strides of each tensor among the arguments."""
+        return ", ".join(map(_describe_tensor, _list_tensors(self.arguments)))
+
+
+@dataclass(frozen=True, eq=False)
+class UnopposedCall:
+    """A call of an operator on which there is no other opinion: both references share its kernel."""
+
+    operator: Operator
+    arguments: Arguments
+
+    @functools.cached_property
+    def fits_derivative(self) -> bool:
+        """Return whether the kernel has the derivative that autograd computes by other kernels."""
+        with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError):  # it has none
+            return _fit_derivatives([self.operator], self.arguments) == [True]
+        return False
+
+
+def _describe_tensor(tensor: torch.Tensor) -> str:
+    text = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    return text if is_contiguous(tensor) else f"{text} with strides {list(tensor.stride())}"
+
+
+class SecondReference(Float64Mode):  # type: ignore[no-untyped-call]
+    """Compare every operator of a float64 run with other opinions; those in ``repaired`` get another one's values."""
+
+    def __init__(self, *, native: torch.dtype, repaired: Collection[int] = ()) -> None:
+        super().__init__(keep_casts=True, native=native)
+        self.contested: list[ContestedCall] = []
+        self.unseen = 0  # calls that could not be compared
+        self.unopposed: dict[str, UnopposedCall] = {}
+        self._repaired, self._calls = repaired, 0
+
+    def compute(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute an operator by its kernel, and otherwise; return the kernel's values unless they are repaired."""
+        if not _is_comparable(func, args, kwargs):
+            return func(*args, **kwargs)
+        self._calls += 1
+        number, before = self._calls, copy_tree((args, kwargs))
+        result = func(*args, **kwargs)
+        own = _list_computed(func, result, (args, kwargs))
+        try:
+            parted = _find_parted_opinion(func, before, own)
+        except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AttributeError):
+            self.unseen += 1  # an operator that cannot be called on copies shows nothing
+            return result
+        if parted is None:
+            return result
+        if isinstance(parted, UnopposedCall):
+            self.unopposed.setdefault(str(func), parted)
+            return result
+        if number in self._repaired:
+            for mine, other in zip(own, parted.values, strict=True):
+                if mine is not None and other is not None:
+                    mine.copy_(other)
+        elif len(self.contested) < _MOST_CONTESTED:
+            self.contested.append(ContestedCall(number, func, before, replace(parted, values=())))
+        return result
+
+
+def _find_parted_opinion(
+    func: Operator, given: Arguments, own: Sequence[torch.Tensor | None]
+) -> PartedOpinion | UnopposedCall | None:
+    """The opinion that parts with the kernel's values, the most telling of them; None if they agree."""
+    copies: Arguments | None = None
+    if not all(map(is_contiguous, _list_tensors(given))):
+        copies = make_contiguous(copy_tree(given))
+    plain = None if copies is None else _list_computed(func, func(*copies[0], **copies[1]), copies)
+    formula = _apply_formula(func, given, own)
+    if formula is not None:
+        step = _measure_change(given, own, formula)
+        by_layout = plain is not None and _measure_change(given, plain, formula) <= SEMANTIC_STEP
+        return PartedOpinion("formula", step, tuple(formula), by_layout) if step > SEMANTIC_STEP else None
+    if plain is not None and (step := _measure_change(given, own, plain)) > SEMANTIC_STEP:
+        return PartedOpinion("contiguous", step, tuple(plain), by_layout=True)
+    found = find_decomposition(func, cast("Mapping[OpOverload, Compute]", torch._decomp.decomposition_table))
+    if found is None or func._schema.is_mutable:
+        return UnopposedCall(func, given)
+    args, kwargs = copy_tree(given)
+    called = list[Operator]()
+
+    def hear(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        called.append(operator)
+        return operator(*args, **kwargs)
+
+    with OperatorMode(hear):
+        result = found[1](*args, **kwargs)
+    if result is NotImplemented or not _is_independent(func, called):
+        return UnopposedCall(func, given)
+    values = _list_computed(func, result, (args, kwargs))
+    step = _measure_change(given, own, values)
+    return PartedOpinion("decomposition", step, tuple(values), compute=found[1]) if step > SEMANTIC_STEP else None
+
+
+def _is_independent(func: Operator, called: Sequence[Operator]) -> bool:
+    """Return whether a decomposition computes its operator by others: a primitive alone calls the operator's kernel."""
+    computing = [each for each in called if each._schema.name.rsplit("::")[-1] not in _MOVING and not each.is_view]
+    return len(computing) > 1 and func not in called
+
+
+def _is_comparable(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether an operator computes values that depend on those of its arguments alone."""
+    name = func._schema.name.rsplit("::")[-1].removesuffix("_")
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    if not tensors or torch.Tag.nondeterministic_seeded in func.tags or name in _FACTS.uninitialised:
+        return False
+    if any(returned.alias_info is not None and not returned.alias_info.is_write for returned in func._schema.returns):
+        return False  # a view
+    if any(type(tensor) is not torch.Tensor or tensor.layout != torch.strided for tensor in tensors):
+        return False
+    if sum(tensor.numel() for tensor in tensors) > _MOST_ELEMENTS or any(tensor.is_meta for tensor in tensors):
+        return False
+    if not func._schema.is_mutable:
+        return True
+    pairs = ((a, b) for index, a in enumerate(tensors) for b in tensors[:index])
+    return not any(a.numel() and b.numel() and share_storage(a, b) for a, b in pairs)
+
+
+def _list_tensors(arguments: Arguments) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+
+
+def _list_computed(func: Operator, result: object, arguments: Arguments) -> list[torch.Tensor | None]:
+    """The tensors that a call computed: its results, and the arguments that it wrote to."""
+    leaves = result if isinstance(result, tuple | list) else (result,)
+    computed = [leaf if isinstance(leaf, torch.Tensor) else None for leaf in pytree.tree_leaves(leaves)]
+    named = dict(zip((argument.name for argument in func._schema.arguments), arguments[0], strict=False)) | arguments[1]
+    written = [argument.name for argument in func._schema.arguments if argument.is_write]
+    held = [named[name] for name in written if isinstance(named.get(name), torch.Tensor)]
+    return computed + [tensor for tensor in held if all(tensor is not mine for mine in computed)]
+
+
+def _measure_change(
+    given: Arguments, own: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None]
+) -> float:
+    """The largest change of a value in units of its size; 0 where the shapes differ, which is no opinion on values.
+
+    What vanishes beside the arguments is rounding of terms that cancel.
+    """
+    floating = [leaf for leaf in _list_tensors(given) if leaf.is_floating_point()]
+    least = VANISHING * max((metrics.rms(leaf) for leaf in floating), default=0.0)
+    steps = [0.0]
+    for mine, theirs in zip(own, other, strict=False):
+        if mine is None or theirs is None or mine.shape != theirs.shape or not mine.numel():
+            continue
+        scale = max(metrics.rms(mine), metrics.rms(theirs))
+        change = metrics.largest_distance(mine, theirs)
+        steps.append(change / scale if scale and change > least else 0.0)
+    return max(steps)
+
+
+def _apply_formula(
+    func: Operator, arguments: Arguments, own: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor | None] | None:
+    """The values of the operator's formula, one for each of ``own``; None if there is no formula for the call."""
+    name = func._schema.name.rsplit("::")[-1].removesuffix("_")
+    formula = FORMULAS.get(name) if func.namespace == "aten" else None
+    if formula is None:
+        return None
+    schema = func._schema.arguments
+    values = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    values |= dict(zip((argument.name for argument in schema), arguments[0], strict=False)) | arguments[1]
+    arrays = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu().numpy(), values)
+    try:
+        with numpy.errstate(all="ignore"):
+            given = formula(Call(arrays))
+    except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return None  # an overload that the formula is not made for
+    results = given if isinstance(given, tuple) else (given,)
+    opinions: list[torch.Tensor | None] = []
+    for mine, value in zip(own, (*results, *[None] * len(own)), strict=False):
+        fits = mine is not None and value is not None and numpy.shape(value) == tuple(mine.shape)
+        opinions.append(
+            torch.as_tensor(numpy.array(value, order="C")).to(mine.dtype) if mine is not None and fits else None
+        )
+    return opinions if any(opinion is not None for opinion in opinions) else None
+
+
+def _fit_derivatives(functions: Sequence[Compute], arguments: Arguments) -> list[bool] | None:
+    """Return which functions have the derivative that autograd has for the first, an operator.
+
+    Autograd's formula for an operator calls other operators. Along a direction v of the arguments and a weight c of the
+    results, ⟨c, f(x + hv) − f(x − hv)⟩ / 2h is compared with ⟨∂⟨c, f⟩/∂x, v⟩. None where there is no derivative.
+    """
+    generator = torch.Generator().manual_seed(0)
+    leaves, spec = pytree.tree_flatten(arguments)
+    moved = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    directions = {index: torch.randn(leaves[index].shape, generator=generator).to(leaves[index]) for index in moved}
+
+    def call(function: Compute, step: float, *, grad: bool = False) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        given = list(leaves)
+        for index in moved:
+            given[index] = (leaves[index] + step * directions[index]).detach().requires_grad_(grad)
+        args, kwargs = pytree.tree_unflatten(given, spec)
+        results = [r for r in pytree.tree_leaves(function(*args, **kwargs)) if isinstance(r, torch.Tensor)]
+        return [given[index] for index in moved], [r for r in results if r.is_floating_point()]
+
+    with torch.enable_grad():
+        inputs, results = call(functions[0], 0.0, grad=True)
+        weights = [torch.randn(result.shape, generator=generator).to(result) for result in results]
+        pairs = [(result, weight) for result, weight in zip(results, weights, strict=True) if result.requires_grad]
+        if not pairs:
+            return None
+        loss = torch.stack([(result * weight).sum() for result, weight in pairs]).sum()
+        gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
+    counted = [result.requires_grad for result in results]
+    terms = [g * directions[index] for g, index in zip(gradients, moved, strict=True) if g is not None]
+    along, size = (sum(float(value.sum()) for value in values) for values in (terms, [term.abs() for term in terms]))
+
+    def measure(function: Compute, step: float) -> float:
+        sides = [call(function, sign * step)[1] for sign in (1, -1)]
+        pairs = zip(*sides, weights, counted, strict=True)
+        return sum(float(((up - down) * weight).sum()) for up, down, weight, wanted in pairs if wanted) / (2 * step)
+
+    scale = DIFFERENCE_STEP * max((metrics.rms(leaves[index]) for index in moved), default=1.0)
+    fits = []
+    for function in functions:
+        near, nearer = measure(function, scale), measure(function, scale / 2)
+        if abs(near - nearer) > DERIVATIVE_TOLERANCE * max(size, abs(near)):
+            return None  # a kink or a step: differences have no limit here
+        fits.append(abs(nearer - along) <= DERIVATIVE_TOLERANCE * max(size, abs(along)))
+    return fits

@@ -1,0 +1,243 @@
+"""Which side is wrong where values part: the compiled program, eager mode, or both.
+
+The float64 reference calls eager mode's kernels, and shares their errors. A second reference that shares none of them
+(`fuzzcompile.compiler.operators.second_reference`) tells a kernel that is wrong; gradients are measured against
+differences of the forward pass as well, which calls no backward kernel at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from fuzzcompile.compiler.operators.decompositions import get_operator_family
+from fuzzcompile.compiler.operators.second_reference import ContestedCall, SecondReference, UnopposedCall
+from fuzzcompile.compiler.target.target_process import current_target
+from fuzzcompile.diagnosis.attribution.culprit import Ablation, Attribution, Culprit
+from fuzzcompile.diagnosis.decision import Decision
+from fuzzcompile.diagnosis.operators.operator_ways import describe_kernel_call
+from fuzzcompile.diagnosis.oracle.judgement import Observations, judge, reshape_like_eager
+from fuzzcompile.diagnosis.trials.case_runs import CaseRuns, Trial
+from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.model.contract import WrongSide
+from fuzzcompile.model.culprit_contract import DetailsJson, KernelFault
+from fuzzcompile.model.stages import ATEN
+from fuzzcompile.model.thresholds import DIFFERENCE_STEP, MEETS, MISSES
+from fuzzcompile.model.verdicts import HARMLESS, Verdict
+from fuzzcompile.run import runs
+from fuzzcompile.run.arithmetic_modes import Float64Mode
+from fuzzcompile.run.case_program import build
+from fuzzcompile.run.metrics import rms, widen
+from fuzzcompile.run.observation import Observation, Value, list_gradient_leaves
+
+# Gradients that are measured, the most different first.
+_MOST_GRADIENTS = 4
+
+
+@dataclass(frozen=True)
+class Side:
+    """The side that is wrong, why in words, and the operator of eager mode that is at fault, if one is."""
+
+    wrong: WrongSide
+    why: str = ""
+    call: ContestedCall | None = None
+    unopposed: Mapping[str, UnopposedCall] = field(
+        default_factory=dict
+    )  # operators whose kernels both references share
+
+    def weigh_culprit(self, culprit: Culprit | None) -> Side:
+        """The side, undecided if the compiler is accused of what only the kernel that both references share denies."""
+        if self.wrong != "compiled" or culprit is None:
+            return self
+        # Generated code has names of its own for operators (``CppOverrides.exp``).
+        accused = {*culprit.family.split("+"), str(culprit.rewrite).rpartition(".")[2]}
+        calls = (call for name, call in self.unopposed.items() if get_operator_family(name) in accused)
+        doubtful = next((call for call in calls if not call.fits_derivative), None)
+        if doubtful is None:
+            return self
+        return Side("undecided", f"only the kernel of {doubtful.operator} itself says that compiled is wrong")
+
+
+def find_side(experiments: Experiments, trial: Trial, decision: Decision) -> Side | None:
+    """The side that is wrong in a decision on values; None for other verdicts, which say so themselves."""
+    if decision.verdict.kind != "values" or decision.verdict is Verdict.NONDETERMINISTIC:
+        return None
+    unseen = _explain_unseen(experiments, trial)
+    if unseen is not None:
+        return Side("undecided", unseen)
+    second, mode = _run_second(experiments.runs)
+    if second.failure is not None:
+        return Side("undecided", f"a second reference cannot be run: it raises {second.failure}")
+    wrong = [call for call in mode.contested if call.kernel_is_wrong]
+    if wrong:
+        return _judge_repaired(experiments, trial, wrong)
+    by_difference = _measure_gradients(experiments, trial)
+    contested = [call for call in mode.contested if call.kernel_is_wrong is None]
+    if by_difference is not None and by_difference.wrong == "eager" and contested:
+        repaired = _judge_repaired(experiments, trial, contested)
+        return replace(by_difference, call=repaired.call if repaired.wrong == "eager" else None)
+    if by_difference is not None:
+        return by_difference
+    if contested and _is_repaired(experiments, trial, contested):
+        names = ", ".join(dict.fromkeys(str(call.operator) for call in contested))
+        return Side("undecided", f"kernel and decomposition of {names} part, and nothing tells which of them is right")
+    why = "two references that share no kernel agree against it"
+    return Side("compiled", why, unopposed=mode.unopposed)
+
+
+def _explain_unseen(experiments: Experiments, trial: Trial) -> str | None:
+    """The reason why a second reference says nothing here; None if it does."""
+    if experiments.against != "eager":
+        return f"compared with {experiments.against}, of which there is no second reference"
+    if trial.sampled is not None or (experiments.runs.draws and not experiments.runs.reference_draws_alike):
+        return "random numbers were compared by their distribution"
+    if current_target() is not None:
+        return "eager mode ran on another device than the program is compiled for"
+    return None
+
+
+def _run_second(made: CaseRuns, repaired: Sequence[ContestedCall] = ()) -> tuple[Observation, SecondReference]:
+    program = build(made.case, made.device, double=True, streamed=True)
+    mode = SecondReference(native=program.dtype, repaired={call.number for call in repaired})
+    return runs.observe(made.case, program, program.model, around=mode), mode
+
+
+def _judge_repaired(experiments: Experiments, trial: Trial, wrong: Sequence[ContestedCall]) -> Side:
+    """Eager mode is wrong if the compiled program is right beside an eager run whose kernels are repaired."""
+    alone = (call for call in wrong if len(wrong) > 1 and _is_repaired(experiments, trial, [call]))
+    if len(wrong) == 1 or (found := next(alone, None)) is None:
+        found = wrong[0]
+    inputs = found.describe_inputs()
+    beside = {
+        "formula": "its formula",
+        "contiguous": "itself on contiguous copies",
+        "decomposition": "its own derivative",
+    }[found.opinion.by]
+    said = f"eager's {found.operator} contradicts {beside} (inputs: {inputs})"
+    if _is_repaired(experiments, trial, wrong):
+        return Side("eager", f"{said}; with that repaired, compiled is right", found)
+    return Side("both", f"{said}; with that repaired, compiled is wrong all the same", found)
+
+
+def _is_repaired(experiments: Experiments, trial: Trial, calls: Sequence[ContestedCall]) -> bool:
+    """Return whether the compiled program is right beside the second reference with these calls repaired."""
+    made = experiments.runs
+    exact, _ = _run_second(made, calls)
+    if exact.failure is not None:
+        return False
+    right = reshape_like_eager(made.eager, exact)
+    noisy = [_move(right, made.eager, sample) for sample in experiments.noisy]
+    judged = judge(Observations(right, right, exact, noisy, trial.observation))
+    return judged.verdict in HARMLESS and not judged.suspicious
+
+
+def _move(right: Observation, eager: Observation, sample: Observation) -> Observation:
+    """The values that are right, moved by what rounding moved eager's by in a perturbed run."""
+    before, after = eager.index_by_name(), sample.index_by_name()
+
+    def move(value: Value) -> Value:
+        pair = before.get(value.name), after.get(value.name)
+        tensors = [each.value for each in pair if each is not None and each.is_tensor]
+        if len(tensors) < len(pair) or not value.is_tensor or not value.value.is_floating_point():
+            return value
+        moved = widen(value.value) + widen(tensors[1]) - widen(tensors[0])
+        return replace(value, value=moved.to(value.value.dtype))
+
+    return replace(right, values=tuple(map(move, right.values)))
+
+
+# Gradients, against differences of the forward pass.
+
+
+def _measure_gradients(experiments: Experiments, trial: Trial) -> Side | None:
+    """The side whose gradients are not the limit of differences of the loss; None where that tells nothing.
+
+    In float64, along d = (g − c) / rms(g − c) for eager's gradient g and the compiled one c of a tensor x,
+    (loss(x + hd) − loss(x − hd)) / 2h is ⟨g, d⟩ or ⟨c, d⟩, which are as far apart as they can be.
+    """
+    made = experiments.runs
+    apart = [c for c in trial.judgement.comparisons if c.finding in ("far", "nonfinite")]
+    if not apart or any(c.kind != "gradient" for c in apart) or made.case.state is not None:
+        return None
+    if len(build(made.case, made.device).calls) != 1:  # gradients add up over calls
+        return None
+    exact, compiled = made.reference.index_by_name(), trial.observation.index_by_name()
+    wrong = set[WrongSide]()
+    for comparison in sorted(apart, key=lambda c: -c.relative_error)[:_MOST_GRADIENTS]:
+        pair = exact.get(comparison.name), compiled.get(comparison.name)
+        tensors = [widen(each.value) for each in pair if each is not None and each.is_tensor]
+        if len(tensors) == len(pair) and tensors[0].shape == tensors[1].shape and tensors[0].numel():
+            side = _measure_gradient(made, comparison.name, *tensors)
+            if side is not None:
+                wrong.add(side)
+    if wrong == {"compiled"} or not wrong:
+        return Side("compiled", "differences of the forward pass agree with eager's gradients") if wrong else None
+    if wrong == {"eager"}:
+        return Side("eager", "differences of the forward pass agree with the compiled gradients, not with eager's")
+    return Side("both", "differences of the forward pass agree with neither side's gradients")
+
+
+def _measure_gradient(made: CaseRuns, name: str, eager: torch.Tensor, compiled: torch.Tensor) -> WrongSide | None:
+    apart = eager - compiled
+    size = rms(apart)
+    if not size or not math.isfinite(size):
+        return None
+    direction = apart / size
+    slopes = [float((gradient * direction).sum()) for gradient in (eager, compiled)]
+    parted = abs(slopes[0] - slopes[1])
+    near, nearer = (_measure_slope(made, name, direction, step) for step in (DIFFERENCE_STEP, DIFFERENCE_STEP / 2))
+    if near is None or nearer is None or not abs(near - nearer) < MEETS * parted:
+        return None  # a kink or a step, or a loss too large for such differences
+    misses = [abs(nearer - slope) / parted for slope in slopes]
+    if misses[0] < MEETS and misses[1] > MISSES:
+        return "compiled"
+    if misses[1] < MEETS and misses[0] > MISSES:
+        return "eager"
+    return "both" if min(misses) > MISSES else None
+
+
+def _measure_slope(made: CaseRuns, name: str, direction: torch.Tensor, share: float) -> float | None:
+    """The central difference of the loss along a direction of one tensor; None if the program cannot be run so."""
+    losses = []
+    step = 0.0
+    for sign in (1, -1):
+        program = build(made.case, made.device, double=True, streamed=True)
+        (arguments,) = program.calls
+        leaf = list_gradient_leaves(None, program, arguments).get(name)
+        if leaf is None or leaf.shape != direction.shape:
+            return None
+        step = share * (rms(leaf) or 1.0)
+        with torch.no_grad():
+            leaf.add_(sign * step * direction.to(leaf))
+        try:
+            with Float64Mode(keep_casts=False, native=program.dtype):
+                losses.append(runs.measure_loss(made.case, program))
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except Exception:  # the program's own: it has no loss here
+            return None
+    return (losses[0] - losses[1]) / (2 * step)
+
+
+def attribute_eager_fault(side: Side, attribution: Attribution) -> Attribution:
+    """The attribution with the kernel of eager mode that is at fault, and the run that proves it."""
+    if side.call is None:
+        return replace(attribution, culprit=word_eager_fault(side))
+    by = "on contiguous operands" if side.call.opinion.by_layout else "replaced"
+    ablation = Ablation(f"eager mode with {side.call.operator} {by}", True, None)
+    return replace(attribution, culprit=word_eager_fault(side), ablations=[ablation])
+
+
+def word_eager_fault(side: Side) -> Culprit:
+    """The kernel of eager mode that is at fault as a culprit, proved by a run in which it is repaired."""
+    call = side.call
+    if call is None:
+        return Culprit.from_operator(ATEN, None, confidence="low")
+    name, opinion = str(call.operator), call.opinion
+    about: KernelFault = "layout" if opinion.by_layout else "values"
+    kernel = describe_kernel_call(name, call.arguments, opinion.step, "eager", about=about)
+    details: DetailsJson = {"kind": "values", "aten_kernel": kernel}
+    return Culprit.from_operator(ATEN, name, step=opinion.step, necessary=True, details=details)

@@ -1,0 +1,435 @@
+"""ATen operators by their definition, in NumPy: opinions that share no kernel with torch.
+
+Each formula gets the arguments of a call by name, tensors as NumPy arrays in float64 or integers, and returns the
+result, or a tuple of results with None for one that it has no opinion on. The definitions are those of torch's public
+documentation (https://docs.pytorch.org/docs/stable/torch.html) and of the operators' schemas. An operator without a row
+here has no formula; one whose documentation leaves the result open (which index of several equal ones, the order in
+which duplicates are written) has none on purpose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
+
+
+class Call:
+    """The arguments of a call by name; one that the overload does not have is None."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def __getattr__(self, name: str) -> Any:
+        return self._values.get(name)
+
+    def with_default(self, name: str, default: Any) -> Any:
+        """The argument, or ``default`` where it is None."""
+        value = self._values.get(name)
+        return default if value is None else value
+
+    @property
+    def x(self) -> Any:
+        """The first tensor of most operators."""
+        return self._values["self"]
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The dimensions of a reduction; all of them where none is given."""
+        dim = self._values.get("dim")
+        dims = [] if dim is None else [dim] if isinstance(dim, int) else list(dim)
+        return tuple(dims) or tuple(range(self.x.ndim))
+
+    @property
+    def keepdim(self) -> bool:
+        """Whether a reduction keeps its dimensions at size 1."""
+        return bool(self._values.get("keepdim"))
+
+
+Formula: TypeAlias = Callable[[Call], Any]
+_erf = np.frompyfunc(math.erf, 1, 1)
+
+
+def erf(x: Array) -> Array:
+    """The error function, by Python's."""
+    return np.asarray(_erf(x), dtype=np.float64)
+
+
+def _sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+def _normal(x: Array) -> Array:
+    return np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+
+
+def _gelu(call: Call) -> Any:
+    x = call.x
+    if call.approximate == "tanh":
+        return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return x / 2 * (1 + erf(x / math.sqrt(2)))
+
+
+def _gelu_backward(call: Call) -> Any:
+    x = call.x
+    if call.approximate == "tanh":
+        factor = math.sqrt(2 / math.pi)
+        tanh = np.tanh(factor * (x + 0.044715 * x**3))
+        inner = factor * (1 + 3 * 0.044715 * x**2)
+        return call.grad_output * ((1 + tanh) / 2 + x / 2 * (1 - tanh**2) * inner)
+    return call.grad_output * ((1 + erf(x / math.sqrt(2))) / 2 + x * _normal(x))
+
+
+def _silu_backward(call: Call) -> Any:
+    gate = _sigmoid(call.x)
+    return call.grad_output * gate * (1 + call.x * (1 - gate))
+
+
+def _divide(call: Call) -> Any:
+    quotient = np.true_divide(call.x, call.other)
+    if call.rounding_mode is None:
+        return quotient
+    if _is_whole(call.x) and _is_whole(call.other):
+        floor = np.floor_divide(call.x, call.other)
+        uneven = np.remainder(call.x, call.other) != 0
+        return floor if call.rounding_mode == "floor" else floor + (uneven & (quotient < 0))
+    return np.floor_divide(call.x, call.other) if call.rounding_mode == "floor" else np.trunc(quotient)
+
+
+def _is_whole(value: Any) -> bool:
+    return np.asarray(value).dtype.kind in "iub"
+
+
+def _clamp(call: Call) -> Any:
+    x = call.x
+    x = x if call.min is None else np.maximum(x, call.min)
+    return x if call.max is None else np.minimum(x, call.max)
+
+
+def _scaled(call: Call, product: Any) -> Any:
+    beta, alpha = call.with_default("beta", 1), call.with_default("alpha", 1)
+    return alpha * product + (beta * call.x if beta else 0)
+
+
+# -- reductions -------------------------------------------------------------------------------------------------------
+
+
+def _reduce(function: Callable[..., Any]) -> Formula:
+    return lambda call: function(call.x, axis=call.axes, keepdims=call.keepdim)
+
+
+def _variance(call: Call) -> Any:
+    correction = call.with_default("correction", 0 if call.unbiased is False else 1)
+    return np.var(call.x, axis=call.axes, keepdims=call.keepdim, ddof=correction)
+
+
+def _log_sum_exp(x: Array, axis: Any, keepdims: bool) -> Any:
+    largest = np.max(x, axis=axis, keepdims=True)
+    shift = np.where(np.isfinite(largest), largest, 0)
+    total = np.log(np.sum(np.exp(x - shift), axis=axis, keepdims=True)) + shift
+    return total if keepdims else np.squeeze(total, axis=axis)
+
+
+def _vector_norm(call: Call) -> Any:
+    order, size = call.with_default("ord", 2), np.abs(call.x)
+    if order == math.inf:
+        return np.max(size, axis=call.axes, keepdims=call.keepdim)
+    if order in (0, -math.inf):
+        return None
+    return np.sum(size**order, axis=call.axes, keepdims=call.keepdim) ** (1 / order)
+
+
+def _softmax(x: Array, dim: int) -> Any:
+    return np.exp(x - _log_sum_exp(x, dim, True))
+
+
+def _sort(call: Call) -> Any:
+    dim = call.with_default("dim", -1)
+    ordered = np.sort(call.x, axis=dim)
+    return (np.flip(ordered, dim) if call.descending else ordered), None
+
+
+# -- indices ----------------------------------------------------------------------------------------------------------
+
+
+def _grid(index: Array, dim: int) -> tuple[Array, ...]:
+    """The places that an index along a dimension means: one array of coordinates for each dimension."""
+    places = np.indices(index.shape)
+    places[dim] = index
+    return tuple(places)
+
+
+def _scatter_add(call: Call) -> Any:
+    out, index = call.x.copy(), call.index
+    source = call.src[tuple(slice(size) for size in index.shape)]
+    np.add.at(out, _grid(index, call.dim % out.ndim), source)
+    return out
+
+
+def _index_add(call: Call) -> Any:
+    out = call.x.copy()
+    np.add.at(np.moveaxis(out, call.dim, 0), call.index, np.moveaxis(call.source, call.dim, 0) * (call.alpha or 1))
+    return out
+
+
+def _chosen(indices: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(slice(None) if index is None else index for index in indices)
+
+
+def _index_put(call: Call) -> Any:
+    out = call.x.copy()
+    if call.accumulate:
+        np.add.at(out, _chosen(call.indices), call.values)
+        return out
+    places = np.arange(out.size).reshape(out.shape)[_chosen(call.indices)]
+    if np.unique(places).size != places.size:
+        return None
+    out[_chosen(call.indices)] = call.values
+    return out
+
+
+def _embedding_backward(call: Call) -> Any:
+    if call.scale_grad_by_freq:
+        return None
+    grad = call.grad_output.reshape(-1, call.grad_output.shape[-1])
+    out, index = np.zeros((call.num_weights, grad.shape[1])), call.indices.reshape(-1)
+    np.add.at(out, index[index != call.padding_idx], grad[index != call.padding_idx])
+    return out
+
+
+def _pad(call: Call) -> Any:
+    pairs = list(zip(call.pad[::2], call.pad[1::2], strict=True))
+    if min(call.pad, default=0) < 0:
+        return None
+    around = [(0, 0)] * (call.x.ndim - len(pairs)) + pairs[::-1]
+    return np.pad(call.x, around, constant_values=call.with_default("value", 0))
+
+
+def _max_pool_backward(call: Call) -> Any:
+    """Each gradient goes to the place in its plane that its index names (``max_pool2d``, ``return_indices``)."""
+    planes, spatial = call.x.shape[:-2], call.x.shape[-2:]
+    out = np.zeros((math.prod(planes), math.prod(spatial)))
+    index, grad = (value.reshape(out.shape[0], -1) for value in (call.indices, call.grad_output))
+    np.add.at(out, (np.arange(out.shape[0])[:, None], index), grad)
+    return out.reshape(call.x.shape)
+
+
+# -- norms ------------------------------------------------------------------------------------------------------------
+
+
+def _normalize(x: Array, axes: tuple[int, ...], eps: float) -> tuple[Array, Array, Array]:
+    """Return the normalised values, and mean and reciprocal standard deviation with their dimensions kept."""
+    mean = x.mean(axes, keepdims=True)
+    scale = 1 / np.sqrt(x.var(axes, keepdims=True) + eps)
+    return (x - mean) * scale, mean, scale
+
+
+def _normalize_backward(grad: Array, x: Array, mean: Array, scale: Array, axes: tuple[int, ...]) -> Array:
+    """The gradient of a normalisation whose mean and scale depend on its input."""
+    normal = (x - mean) * scale
+    constant, along = (value.mean(axes, keepdims=True) for value in (grad, grad * normal))
+    result: Array = scale * (grad - constant - normal * along)
+    return result
+
+
+def _affine(normal: Array, weight: Any, bias: Any, shape: tuple[int, ...]) -> Array:
+    normal = normal if weight is None else normal * weight.reshape(shape)
+    return normal if bias is None else normal + bias.reshape(shape)
+
+
+def _layer_norm(call: Call) -> Any:
+    axes = tuple(range(-len(call.normalized_shape), 0))
+    normal, mean, scale = _normalize(call.input, axes, call.eps)
+    return _affine(normal, call.weight, call.bias, tuple(call.normalized_shape)), mean, scale
+
+
+def _layer_norm_backward(call: Call) -> Any:
+    count = len(call.normalized_shape)
+    axes, before = tuple(range(-count, 0)), tuple(range(call.input.ndim - count))
+    inner = call.grad_out if call.weight is None else call.grad_out * call.weight
+    normal = (call.input - call.mean) * call.rstd
+    results = (
+        _normalize_backward(inner, call.input, call.mean, call.rstd, axes),
+        (call.grad_out * normal).sum(before),
+        call.grad_out.sum(before),
+    )
+    return _masked(results, call.output_mask)
+
+
+def _masked(results: Sequence[Any], mask: Sequence[bool] | None) -> tuple[Any, ...]:
+    return tuple(
+        result if mask is None or wanted else None for result, wanted in zip(results, mask or results, strict=False)
+    )
+
+
+def _channels(x: Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The dimensions that a batch norm reduces, and the shape in which one number a channel meets its input."""
+    return (0, *range(2, x.ndim)), (1, -1, *(1,) * (x.ndim - 2))
+
+
+def _batch_norm(call: Call) -> Any:
+    axes, shape = _channels(call.input)
+    if call.training:
+        normal, mean, scale = _normalize(call.input, axes, call.eps)
+        return _affine(normal, call.weight, call.bias, shape), mean.reshape(-1), scale.reshape(-1)
+    scale = 1 / np.sqrt(call.running_var + call.eps)
+    normal = (call.input - call.running_mean.reshape(shape)) * scale.reshape(shape)
+    return _affine(normal, call.weight, call.bias, shape), None, None
+
+
+def _batch_norm_backward(call: Call) -> Any:
+    axes, shape = _channels(call.input)
+    mean, scale = call.save_mean, call.save_invstd
+    if not call.train:
+        mean, scale = call.running_mean, 1 / np.sqrt(call.running_var + call.eps)
+    mean, scale = mean.reshape(shape), scale.reshape(shape)
+    inner = call.grad_out if call.weight is None else call.grad_out * call.weight.reshape(shape)
+    moved = _normalize_backward(inner, call.input, mean, scale, axes) if call.train else inner * scale
+    normal = (call.input - mean) * scale
+    results = (moved, (call.grad_out * normal).sum(axes), call.grad_out.sum(axes))
+    return _masked(results, call.output_mask)
+
+
+def _group_norm(call: Call) -> Any:
+    grouped = call.input.reshape(call.N, call.group, -1)
+    normal, mean, scale = _normalize(grouped, (2,), call.eps)
+    normal = normal.reshape(call.input.shape)
+    shape = (1, -1, *(1,) * (call.input.ndim - 2))
+    return _affine(normal, call.weight, call.bias, shape), mean.reshape(call.N, -1), scale.reshape(call.N, -1)
+
+
+def _group_norm_backward(call: Call) -> Any:
+    shape = (1, -1, *(1,) * (call.input.ndim - 2))
+    mean, scale = (value.reshape(call.N, call.group, 1) for value in (call.mean, call.rstd))
+    inner = call.grad_out if call.weight is None else call.grad_out * call.weight.reshape(shape)
+    grouped, grad = (value.reshape(call.N, call.group, -1) for value in (call.input, inner))
+    moved = _normalize_backward(grad, grouped, mean, scale, (2,)).reshape(call.input.shape)
+    normal = ((grouped - mean) * scale).reshape(call.input.shape)
+    axes = (0, *range(2, call.input.ndim))
+    return _masked((moved, (call.grad_out * normal).sum(axes), call.grad_out.sum(axes)), call.output_mask)
+
+
+def _reduce_loss(losses: Array, reduction: int) -> Any:
+    return (lambda: losses, losses.mean, losses.sum)[reduction]()
+
+
+def _of_one(function: Any) -> Formula:
+    return lambda call: function(call.x)
+
+
+def _of_two(function: Callable[[Any, Any], Any]) -> Formula:
+    return lambda call: function(call.x, call.other)
+
+
+FORMULAS: dict[str, Formula] = {
+    # one tensor, element by element
+    **{name: _of_one(function) for name, function in {
+        "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10": np.log10,
+        "log1p": np.log1p, "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos,
+        "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh,
+        "acosh": np.arccosh, "atanh": np.arctanh, "sqrt": np.sqrt, "neg": np.negative, "abs": np.abs,
+        "sign": np.sign, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "isnan": np.isnan, "isinf": np.isinf,
+        "logical_not": np.logical_not, "bitwise_not": np.invert, "erf": erf, "sigmoid": _sigmoid,
+        "erfc": lambda x: np.asarray(np.frompyfunc(math.erfc, 1, 1)(x), dtype=np.float64),
+        "rsqrt": lambda x: 1 / np.sqrt(x), "reciprocal": lambda x: 1 / x, "relu": lambda x: np.maximum(x, 0),
+        "silu": lambda x: x * _sigmoid(x), "mish": lambda x: x * np.tanh(np.logaddexp(0, x)),
+        "hardsigmoid": lambda x: np.clip(x + 3, 0, 6) / 6, "hardswish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
+    }.items()},
+    "round": lambda call: np.round(call.x, call.decimals or 0),
+    "gelu": _gelu,
+    "leaky_relu": lambda call: np.where(call.x > 0, call.x, call.x * call.with_default("negative_slope", 0.01)),
+    "hardtanh": lambda call: np.clip(call.x, call.with_default("min_val", -1), call.with_default("max_val", 1)),
+    "clamp": _clamp,
+    "clamp_min": lambda call: np.maximum(call.x, call.min),
+    "clamp_max": lambda call: np.minimum(call.x, call.max),
+    "masked_fill": lambda call: np.where(call.mask, call.value, call.x),
+    # two and three, element by element
+    **{name: _of_two(function) for name, function in {
+        "mul": np.multiply, "pow": np.power, "atan2": np.arctan2, "maximum": np.maximum, "minimum": np.minimum,
+        "fmax": np.fmax, "fmin": np.fmin, "fmod": np.fmod, "remainder": np.remainder, "hypot": np.hypot,
+        "copysign": np.copysign, "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
+        "gt": np.greater, "ge": np.greater_equal, "logical_and": np.logical_and, "logical_or": np.logical_or,
+        "logical_xor": np.logical_xor, "bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or,
+        "bitwise_xor": np.bitwise_xor,
+    }.items()},
+    "pow": lambda call: np.power(call.x, call.exponent),
+    "add": lambda call: call.x + call.with_default("alpha", 1) * call.other,
+    "sub": lambda call: call.x - call.with_default("alpha", 1) * call.other,
+    "rsub": lambda call: call.other - call.with_default("alpha", 1) * call.x,
+    "div": _divide,
+    "where": lambda call: np.where(call.condition, call.x, call.other),
+    "lerp": lambda call: call.x + call.weight * (call.end - call.x),
+    "addcmul": lambda call: call.x + call.with_default("value", 1) * call.tensor1 * call.tensor2,
+    "addcdiv": lambda call: call.x + call.with_default("value", 1) * (call.tensor1 / call.tensor2),
+    # reductions and scans
+    "sum": _reduce(np.sum),
+    "mean": _reduce(np.mean),
+    "prod": _reduce(np.prod),
+    "amax": _reduce(np.max),
+    "amin": _reduce(np.min),
+    "any": _reduce(np.any),
+    "all": _reduce(np.all),
+    "max": lambda call: np.max(call.x) if call.dim is None else (np.max(call.x, call.dim, keepdims=call.keepdim), None),
+    "min": lambda call: np.min(call.x) if call.dim is None else (np.min(call.x, call.dim, keepdims=call.keepdim), None),
+    "var": _variance,
+    "std": lambda call: np.sqrt(_variance(call)),
+    "var_mean": lambda call: (_variance(call), np.mean(call.x, axis=call.axes, keepdims=call.keepdim)),
+    "logsumexp": lambda call: _log_sum_exp(call.x, call.axes, call.keepdim),
+    "linalg_vector_norm": _vector_norm,
+    "cumsum": lambda call: np.cumsum(call.x, axis=call.dim),
+    "cumprod": lambda call: np.cumprod(call.x, axis=call.dim),
+    "sort": _sort,
+    "_softmax": lambda call: _softmax(call.x, call.dim),
+    "_log_softmax": lambda call: call.x - _log_sum_exp(call.x, call.dim, True),
+    # products
+    "mm": lambda call: np.matmul(call.x, call.mat2),
+    "bmm": lambda call: np.matmul(call.x, call.mat2),
+    "mv": lambda call: np.matmul(call.x, call.vec),
+    "dot": lambda call: np.dot(call.x, call.tensor),
+    "addmm": lambda call: _scaled(call, np.matmul(call.mat1, call.mat2)),
+    "baddbmm": lambda call: _scaled(call, np.matmul(call.batch1, call.batch2)),
+    "addmv": lambda call: _scaled(call, np.matmul(call.mat, call.vec)),
+    # places
+    "gather": lambda call: call.x[_grid(call.index, call.dim % call.x.ndim)] if call.x.ndim else None,
+    "index_select": lambda call: np.take(call.x, call.index, axis=call.dim),
+    "index": lambda call: call.x[_chosen(call.indices)],
+    "embedding": lambda call: call.weight[call.indices],
+    "embedding_dense_backward": _embedding_backward,
+    "scatter_add": _scatter_add,
+    "index_add": _index_add,
+    "index_put": _index_put,
+    "flip": lambda call: np.flip(call.x, tuple(call.dims)),
+    "roll": lambda call: np.roll(call.x, tuple(call.shifts), tuple(call.dims) or None),
+    "cat": lambda call: np.concatenate([part for part in call.tensors if part.shape != (0,)], axis=call.dim),
+    "stack": lambda call: np.stack(call.tensors, axis=call.dim),
+    "constant_pad_nd": _pad,
+    "tril": lambda call: np.tril(call.x, call.with_default("diagonal", 0)),
+    "triu": lambda call: np.triu(call.x, call.with_default("diagonal", 0)),
+    "repeat": lambda call: np.tile(call.x, tuple(call.repeats)),
+    "max_pool2d_with_indices_backward": _max_pool_backward,
+    "adaptive_max_pool2d_backward": _max_pool_backward,
+    # norms and losses
+    "native_layer_norm": _layer_norm,
+    "native_layer_norm_backward": _layer_norm_backward,
+    "native_batch_norm": _batch_norm,
+    "native_batch_norm_backward": _batch_norm_backward,
+    "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm_backward,
+    "mse_loss": lambda call: _reduce_loss((call.x - call.target) ** 2, call.with_default("reduction", 1)),
+    # gradients, element by element
+    "tanh_backward": lambda call: call.grad_output * (1 - call.output**2),
+    "sigmoid_backward": lambda call: call.grad_output * call.output * (1 - call.output),
+    "threshold_backward": lambda call: np.where(call.x > call.threshold, call.grad_output, 0),
+    "gelu_backward": _gelu_backward,
+    "silu_backward": _silu_backward,
+    "_softmax_backward_data": lambda call: call.output
+    * (call.grad_output - (call.grad_output * call.output).sum(call.dim, keepdims=True)),
+    "_log_softmax_backward_data": lambda call: call.grad_output
+    - np.exp(call.output) * call.grad_output.sum(call.dim, keepdims=True),
+}  # fmt: skip
+"""By the name of the operator, without namespace, overload and the underscore of an in-place form."""

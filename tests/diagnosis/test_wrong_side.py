@@ -1,0 +1,95 @@
+"""Who is wrong, where values part: kernels of eager mode at fault, faults of the compiler in the same operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from unittest import mock
+
+import pytest
+import torch
+from plants.sides import FAULTS, SharedFault, compiler_fault, eager_fault, is_strided, scaled, write_program
+from torch._inductor import lowering
+
+from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.programs.casefiles.case_module import load_case
+
+aten = torch.ops.aten
+CPU = torch.device("cpu")
+# By the opinion that tells: a formula, the operator's derivative, differences of the forward pass.
+QUICK = (aten.gelu.default, aten.elu.default, aten.hardswish_backward.default)
+each_fault = pytest.mark.parametrize(
+    "fault", [pytest.param(each, marks=() if each.operator in QUICK else pytest.mark.slow) for each in FAULTS], ids=str
+)
+
+
+@pytest.fixture
+def judged(write_case) -> Callable[..., ReportJson]:
+    return lambda body, **how: triage(load_case(write_case(write_program(body, **how))), CPU).to_json()
+
+
+@each_fault
+def test_a_kernel_of_eager_mode_is_named(judged, fault: SharedFault):
+    with eager_fault(fault.operator):
+        report = judged(fault.body, backward=fault.backward)
+    assert (report["verdict"], report["wrong"], report["confidence"]) == ("eager_wrong", "eager", "high")
+    assert (report["culprit"]["stage"], report["culprit"]["rewrite"]) == ("aten", str(fault))
+    assert report["culprit"]["details"]["aten_kernel"]["about"] == "values"
+    assert report["signature"] == f"aten:-:{fault.operator._opname}" and report["severity"] == "silent"
+
+
+@each_fault
+def test_the_same_fault_of_the_compiler_is_the_compilers(judged, fault: SharedFault):
+    with compiler_fault(fault.operator) as stage:
+        report = judged(fault.body, backward=fault.backward)
+    assert (report["wrong"], report["confidence"]) == ("compiled", "high")
+    assert report["verdict"] == ("wrong_gradient" if "backward" in str(fault) else "miscompile")
+    assert (report["culprit"]["stage"], report["culprit"]["rewrite"]) == (stage, str(fault))
+
+
+def test_a_kernel_that_is_wrong_on_one_layout_alone_is_told_as_such(judged):
+    with eager_fault(aten.tanh.default, scaled, only=is_strided):
+        report = judged("torch.tanh(x.t())")
+    kernel = report["culprit"]["details"]["aten_kernel"]
+    assert (report["verdict"], kernel["about"], kernel["wrong_in"]) == ("eager_wrong", "layout", "eager")
+    assert kernel["inputs"][0]["stride"] == [1, 8]
+
+
+def test_both_sides_may_be_wrong(judged):
+    with eager_fault(aten.tanh.default, scaled), compiler_fault(aten.exp.default):
+        report = judged("torch.tanh(x) + torch.exp(x)")
+    assert (report["wrong"], report["confidence"]) == ("both", "low")
+    assert "aten.tanh.default" in report["detail"] and "all the same" in report["detail"]
+
+
+@pytest.mark.parametrize("fault", [eager_fault, compiler_fault], ids=["eager", "compiler"])
+def test_what_nothing_tells_is_undecided(judged, fault):
+    """A function of whole numbers has no derivative, and this one neither formula nor decomposition."""
+    changes = (lambda result: result + 1,) if fault is eager_fault else ()
+    with fault(aten.bitwise_left_shift.Tensor, *changes):
+        report = judged("torch.bitwise_left_shift((x * 9).long().abs(), (w * 2).long().abs())")
+    assert (report["wrong"], report["confidence"]) == ("undecided", "low")
+    assert "aten.bitwise_left_shift.Tensor itself" in report["detail"]
+
+
+# pytorch#197888 and the batch norm of this torch: kernels of ATen that are wrong on layouts.
+NORM = "F.batch_norm(x, None, None, w[:2], w[2:4], training=True)"
+SPELLINGS = (f"{NORM}.squeeze(-1).transpose(1, 2)", f"{NORM}.squeeze(3).mT")
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the kernel of this torch")
+@pytest.mark.parametrize("body", SPELLINGS)
+@pytest.mark.parametrize(
+    "dtype", ["float32", *(pytest.param(name, marks=pytest.mark.slow) for name in ("float64", "bfloat16"))]
+)
+def test_batch_norms_backward_is_wrong_on_a_transposed_gradient(judged, dtype: str, body: str):
+    report = judged(body, backward=True, dtype=dtype, shape=(3, 2, 4, 1))
+    assert (report["verdict"], report["wrong"], report["confidence"]) == ("eager_wrong", "eager", "high")
+    assert report["culprit"]["rewrite"] == "aten.native_batch_norm_backward.default"
+    assert report["culprit"]["details"]["aten_kernel"]["about"] == "layout"
+
+
+def test_an_error_says_for_itself_whose_it_is(judged):
+    with mock.patch.dict(lowering.lowerings, {aten.exp.default: lambda x: 1 / 0}):
+        report = judged("torch.exp(x)")
+    assert report["verdict"] == "compile_error" and report["wrong"] is None
