@@ -70,7 +70,7 @@ def measure_price(folder: Path, plant: Plant, count: int) -> Iterator[float]:
             _judge(folder, fault)  # kernels are compiled
             spent = []
             for looked in (True, False):
-                without = nullcontext() if looked else mock.patch.object(engine, "find_side", lambda *_: None)
+                without = nullcontext() if looked else mock.patch.object(engine, "find_wrong_side", lambda *_: None)
                 start = time.process_time()
                 with without:
                     _judge(folder, fault)

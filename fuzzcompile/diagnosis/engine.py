@@ -38,10 +38,10 @@ from fuzzcompile.diagnosis.refusals import (
     refuse_unfit,
     refuse_unsupported,
 )
-from fuzzcompile.diagnosis.sides import Side, attribute_eager_fault, find_side
 from fuzzcompile.diagnosis.triage_report import Cost, TriageReport, find_rewrite_fate
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.diagnosis.wrong_side import SideVerdict, attribute_eager_fault, find_wrong_side
 from fuzzcompile.model.contract import AOTI, EXPORT, ErrorMapJson
 from fuzzcompile.model.errors import MachineUnfit
 from fuzzcompile.model.facts import facts
@@ -137,7 +137,7 @@ class JudgedTrial:
     survives: bool | None = None  # whether the bug shows in float64 too; None if that was not asked
     both_ways: tuple[str, ...] = ()  # ways that a target's device might compile, tried beside the first
     hit: Attribution | None = None  # the attribution to a known bug, if it is one
-    side: Side | None = None  # the side that is wrong, of a verdict on values
+    side: SideVerdict | None = None  # the side that is wrong, of a verdict on values
 
     @classmethod
     def decide(
@@ -219,15 +219,15 @@ class JudgedTrial:
 
     def take_side(self) -> JudgedTrial:
         """The answer with the side that is wrong: a verdict on eager mode where that is."""
-        side = find_side(self.experiments, self.trial, self.decision)
+        side = find_wrong_side(self.experiments, self.trial, self.decision)
         return self if side is None else self._on_side(side)
 
     def weigh_culprit(self, culprit: Culprit | None) -> JudgedTrial:
-        """The answer, its side weighed once more by what is accused (`Side.weigh_culprit`)."""
+        """The answer, its side weighed once more by what is accused (`SideVerdict.weigh_culprit`)."""
         side = None if self.side is None else self.side.weigh_culprit(culprit)
         return self if side is None or side is self.side else self._on_side(side)
 
-    def _on_side(self, side: Side) -> JudgedTrial:
+    def _on_side(self, side: SideVerdict) -> JudgedTrial:
         decision = self.decision
         if side.wrong == "eager":
             decision = replace(decision, verdict=Verdict.EAGER_WRONG, detail=side.why)

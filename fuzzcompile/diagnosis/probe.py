@@ -17,11 +17,11 @@ from fuzzcompile.diagnosis.attribution.culprit import Divergence
 from fuzzcompile.diagnosis.attribution.steps import measure_steps, rank_suspects, select_semantic_steps
 from fuzzcompile.diagnosis.decision import Decision, confirm, decide
 from fuzzcompile.diagnosis.oracle.judgement import choose_wrong_values_verdict
-from fuzzcompile.diagnosis.sides import find_side, word_eager_fault
 from fuzzcompile.diagnosis.stages.graph_passes import list_visible_rewrites
 from fuzzcompile.diagnosis.stages.stage_table import get_stage
 from fuzzcompile.diagnosis.stages.ways import Suspect
 from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.diagnosis.wrong_side import find_wrong_side, word_eager_fault
 from fuzzcompile.model.contract import find_broken_promise
 from fuzzcompile.model.signatures import normalise_message, parse_fingerprint, renew
 from fuzzcompile.model.stages import AROUND_CAPTURE, ATEN, BEHIND_GRAPHS, GRAPH_STAGES
@@ -183,7 +183,7 @@ def probe_case(
         verdict = choose_wrong_values_verdict(trial.judgement)
     blamed: tuple[Suspect, ...] = ()
     if target is not None and target.verdict == Verdict.EAGER_WRONG:
-        side = find_side(experiments, trial, Decision(verdict, "high"))
+        side = find_wrong_side(experiments, trial, Decision(verdict, "high"))
         verdict = Verdict.EAGER_WRONG if side is not None and side.wrong == "eager" else Verdict.INVALID
         blamed = () if side is None else (Suspect(ATEN, word_eager_fault(side).family),)
     divergence = Divergence(experiments, trial, steps, time.monotonic() + _SECONDS)

@@ -28,7 +28,7 @@ from fuzzcompile.model.facts import facts
 from fuzzcompile.model.thresholds import DERIVATIVE_TOLERANCE, DIFFERENCE_STEP, SEMANTIC_STEP, VANISHING
 from fuzzcompile.run import metrics
 from fuzzcompile.run.arithmetic_modes import Float64Mode
-from fuzzcompile.run.reference.formulas import FORMULAS, Call
+from fuzzcompile.run.reference.formulas import FORMULAS, FormulaCall
 from fuzzcompile.run.tensors import Operator, copy_tree, share_storage
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def _apply_formula(
     arrays = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu().numpy(), values)
     try:
         with numpy.errstate(all="ignore"):
-            given = formula(Call(arrays))
+            given = formula(FormulaCall(arrays))
     except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError):
         return None  # an overload that the formula is not made for
     results = given if isinstance(given, tuple) else (given,)

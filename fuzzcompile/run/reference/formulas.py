@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 Array: TypeAlias = NDArray[Any]
 
 
-class Call:
+class FormulaCall:
     """The arguments of a call by name; one that the overload does not have is None."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -51,7 +51,7 @@ class Call:
         return bool(self._values.get("keepdim"))
 
 
-Formula: TypeAlias = Callable[[Call], Any]
+Formula: TypeAlias = Callable[[FormulaCall], Any]
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
@@ -68,14 +68,14 @@ def _normal(x: Array) -> Array:
     return np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
 
 
-def _gelu(call: Call) -> Any:
+def _gelu(call: FormulaCall) -> Any:
     x = call.x
     if call.approximate == "tanh":
         return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
     return x / 2 * (1 + erf(x / math.sqrt(2)))
 
 
-def _gelu_backward(call: Call) -> Any:
+def _gelu_backward(call: FormulaCall) -> Any:
     x = call.x
     if call.approximate == "tanh":
         factor = math.sqrt(2 / math.pi)
@@ -85,12 +85,12 @@ def _gelu_backward(call: Call) -> Any:
     return call.grad_output * ((1 + erf(x / math.sqrt(2))) / 2 + x * _normal(x))
 
 
-def _silu_backward(call: Call) -> Any:
+def _silu_backward(call: FormulaCall) -> Any:
     gate = _sigmoid(call.x)
     return call.grad_output * gate * (1 + call.x * (1 - gate))
 
 
-def _divide(call: Call) -> Any:
+def _divide(call: FormulaCall) -> Any:
     quotient = np.true_divide(call.x, call.other)
     if call.rounding_mode is None:
         return quotient
@@ -105,13 +105,13 @@ def _is_whole(value: Any) -> bool:
     return np.asarray(value).dtype.kind in "iub"
 
 
-def _clamp(call: Call) -> Any:
+def _clamp(call: FormulaCall) -> Any:
     x = call.x
     x = x if call.min is None else np.maximum(x, call.min)
     return x if call.max is None else np.minimum(x, call.max)
 
 
-def _scaled(call: Call, product: Any) -> Any:
+def _scaled(call: FormulaCall, product: Any) -> Any:
     beta, alpha = call.with_default("beta", 1), call.with_default("alpha", 1)
     return alpha * product + (beta * call.x if beta else 0)
 
@@ -123,7 +123,7 @@ def _reduce(function: Callable[..., Any]) -> Formula:
     return lambda call: function(call.x, axis=call.axes, keepdims=call.keepdim)
 
 
-def _variance(call: Call) -> Any:
+def _variance(call: FormulaCall) -> Any:
     correction = call.with_default("correction", 0 if call.unbiased is False else 1)
     return np.var(call.x, axis=call.axes, keepdims=call.keepdim, ddof=correction)
 
@@ -135,7 +135,7 @@ def _log_sum_exp(x: Array, axis: Any, keepdims: bool) -> Any:
     return total if keepdims else np.squeeze(total, axis=axis)
 
 
-def _vector_norm(call: Call) -> Any:
+def _vector_norm(call: FormulaCall) -> Any:
     order, size = call.with_default("ord", 2), np.abs(call.x)
     if order == math.inf:
         return np.max(size, axis=call.axes, keepdims=call.keepdim)
@@ -148,7 +148,7 @@ def _softmax(x: Array, dim: int) -> Any:
     return np.exp(x - _log_sum_exp(x, dim, True))
 
 
-def _sort(call: Call) -> Any:
+def _sort(call: FormulaCall) -> Any:
     dim = call.with_default("dim", -1)
     ordered = np.sort(call.x, axis=dim)
     return (np.flip(ordered, dim) if call.descending else ordered), None
@@ -164,14 +164,14 @@ def _grid(index: Array, dim: int) -> tuple[Array, ...]:
     return tuple(places)
 
 
-def _scatter_add(call: Call) -> Any:
+def _scatter_add(call: FormulaCall) -> Any:
     out, index = call.x.copy(), call.index
     source = call.src[tuple(slice(size) for size in index.shape)]
     np.add.at(out, _grid(index, call.dim % out.ndim), source)
     return out
 
 
-def _index_add(call: Call) -> Any:
+def _index_add(call: FormulaCall) -> Any:
     out = call.x.copy()
     np.add.at(np.moveaxis(out, call.dim, 0), call.index, np.moveaxis(call.source, call.dim, 0) * (call.alpha or 1))
     return out
@@ -181,7 +181,7 @@ def _chosen(indices: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(slice(None) if index is None else index for index in indices)
 
 
-def _index_put(call: Call) -> Any:
+def _index_put(call: FormulaCall) -> Any:
     out = call.x.copy()
     if call.accumulate:
         np.add.at(out, _chosen(call.indices), call.values)
@@ -193,7 +193,7 @@ def _index_put(call: Call) -> Any:
     return out
 
 
-def _embedding_backward(call: Call) -> Any:
+def _embedding_backward(call: FormulaCall) -> Any:
     if call.scale_grad_by_freq:
         return None
     grad = call.grad_output.reshape(-1, call.grad_output.shape[-1])
@@ -202,7 +202,7 @@ def _embedding_backward(call: Call) -> Any:
     return out
 
 
-def _pad(call: Call) -> Any:
+def _pad(call: FormulaCall) -> Any:
     pairs = list(zip(call.pad[::2], call.pad[1::2], strict=True))
     if min(call.pad, default=0) < 0:
         return None
@@ -210,7 +210,7 @@ def _pad(call: Call) -> Any:
     return np.pad(call.x, around, constant_values=call.with_default("value", 0))
 
 
-def _max_pool_backward(call: Call) -> Any:
+def _max_pool_backward(call: FormulaCall) -> Any:
     """Each gradient goes to the place in its plane that its index names (``max_pool2d``, ``return_indices``)."""
     planes, spatial = call.x.shape[:-2], call.x.shape[-2:]
     out = np.zeros((math.prod(planes), math.prod(spatial)))
@@ -242,13 +242,13 @@ def _affine(normal: Array, weight: Any, bias: Any, shape: tuple[int, ...]) -> Ar
     return normal if bias is None else normal + bias.reshape(shape)
 
 
-def _layer_norm(call: Call) -> Any:
+def _layer_norm(call: FormulaCall) -> Any:
     axes = tuple(range(-len(call.normalized_shape), 0))
     normal, mean, scale = _normalize(call.input, axes, call.eps)
     return _affine(normal, call.weight, call.bias, tuple(call.normalized_shape)), mean, scale
 
 
-def _layer_norm_backward(call: Call) -> Any:
+def _layer_norm_backward(call: FormulaCall) -> Any:
     count = len(call.normalized_shape)
     axes, before = tuple(range(-count, 0)), tuple(range(call.input.ndim - count))
     inner = call.grad_out if call.weight is None else call.grad_out * call.weight
@@ -272,7 +272,7 @@ def _channels(x: Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (0, *range(2, x.ndim)), (1, -1, *(1,) * (x.ndim - 2))
 
 
-def _batch_norm(call: Call) -> Any:
+def _batch_norm(call: FormulaCall) -> Any:
     axes, shape = _channels(call.input)
     if call.training:
         normal, mean, scale = _normalize(call.input, axes, call.eps)
@@ -282,7 +282,7 @@ def _batch_norm(call: Call) -> Any:
     return _affine(normal, call.weight, call.bias, shape), None, None
 
 
-def _batch_norm_backward(call: Call) -> Any:
+def _batch_norm_backward(call: FormulaCall) -> Any:
     axes, shape = _channels(call.input)
     mean, scale = call.save_mean, call.save_invstd
     if not call.train:
@@ -295,7 +295,7 @@ def _batch_norm_backward(call: Call) -> Any:
     return _masked(results, call.output_mask)
 
 
-def _group_norm(call: Call) -> Any:
+def _group_norm(call: FormulaCall) -> Any:
     grouped = call.input.reshape(call.N, call.group, -1)
     normal, mean, scale = _normalize(grouped, (2,), call.eps)
     normal = normal.reshape(call.input.shape)
@@ -303,7 +303,7 @@ def _group_norm(call: Call) -> Any:
     return _affine(normal, call.weight, call.bias, shape), mean.reshape(call.N, -1), scale.reshape(call.N, -1)
 
 
-def _group_norm_backward(call: Call) -> Any:
+def _group_norm_backward(call: FormulaCall) -> Any:
     shape = (1, -1, *(1,) * (call.input.ndim - 2))
     mean, scale = (value.reshape(call.N, call.group, 1) for value in (call.mean, call.rstd))
     inner = call.grad_out if call.weight is None else call.grad_out * call.weight.reshape(shape)

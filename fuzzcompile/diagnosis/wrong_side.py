@@ -38,7 +38,7 @@ _MOST_GRADIENTS = 4
 
 
 @dataclass(frozen=True)
-class Side:
+class SideVerdict:
     """The side that is wrong, why in words, and the operator of eager mode that is at fault, if one is."""
 
     wrong: WrongSide
@@ -48,7 +48,7 @@ class Side:
         default_factory=dict
     )  # operators whose kernels both references share
 
-    def weigh_culprit(self, culprit: Culprit | None) -> Side:
+    def weigh_culprit(self, culprit: Culprit | None) -> SideVerdict:
         """The side, undecided if the compiler is accused of what only the kernel that both references share denies."""
         if self.wrong != "compiled" or culprit is None:
             return self
@@ -58,19 +58,19 @@ class Side:
         doubtful = next((call for call in calls if not call.fits_derivative), None)
         if doubtful is None:
             return self
-        return Side("undecided", f"only the kernel of {doubtful.operator} itself says that compiled is wrong")
+        return SideVerdict("undecided", f"only the kernel of {doubtful.operator} itself says that compiled is wrong")
 
 
-def find_side(experiments: Experiments, trial: Trial, decision: Decision) -> Side | None:
+def find_wrong_side(experiments: Experiments, trial: Trial, decision: Decision) -> SideVerdict | None:
     """The side that is wrong in a decision on values; None for other verdicts, which say so themselves."""
     if decision.verdict.kind != "values" or decision.verdict is Verdict.NONDETERMINISTIC:
         return None
     unseen = _explain_unseen(experiments, trial)
     if unseen is not None:
-        return Side("undecided", unseen)
+        return SideVerdict("undecided", unseen)
     second, mode = _run_second(experiments.runs)
     if second.failure is not None:
-        return Side("undecided", f"a second reference cannot be run: it raises {second.failure}")
+        return SideVerdict("undecided", f"a second reference cannot be run: it raises {second.failure}")
     wrong = [call for call in mode.contested if call.kernel_is_wrong]
     if wrong:
         return _judge_repaired(experiments, trial, wrong)
@@ -83,9 +83,11 @@ def find_side(experiments: Experiments, trial: Trial, decision: Decision) -> Sid
         return by_difference
     if contested and _is_repaired(experiments, trial, contested):
         names = ", ".join(dict.fromkeys(str(call.operator) for call in contested))
-        return Side("undecided", f"kernel and decomposition of {names} part, and nothing tells which of them is right")
+        return SideVerdict(
+            "undecided", f"kernel and decomposition of {names} part, and nothing tells which of them is right"
+        )
     why = "two references that share no kernel agree against it"
-    return Side("compiled", why, unopposed=mode.unopposed)
+    return SideVerdict("compiled", why, unopposed=mode.unopposed)
 
 
 def _explain_unseen(experiments: Experiments, trial: Trial) -> str | None:
@@ -105,7 +107,7 @@ def _run_second(made: CaseRuns, repaired: Sequence[ContestedCall] = ()) -> tuple
     return runs.observe(made.case, program, program.model, around=mode), mode
 
 
-def _judge_repaired(experiments: Experiments, trial: Trial, wrong: Sequence[ContestedCall]) -> Side:
+def _judge_repaired(experiments: Experiments, trial: Trial, wrong: Sequence[ContestedCall]) -> SideVerdict:
     """Eager mode is wrong if the compiled program is right beside an eager run whose kernels are repaired."""
     alone = (call for call in wrong if len(wrong) > 1 and _is_repaired(experiments, trial, [call]))
     if len(wrong) == 1 or (found := next(alone, None)) is None:
@@ -118,8 +120,8 @@ def _judge_repaired(experiments: Experiments, trial: Trial, wrong: Sequence[Cont
     }[found.opinion.by]
     said = f"eager's {found.operator} contradicts {beside} (inputs: {inputs})"
     if _is_repaired(experiments, trial, wrong):
-        return Side("eager", f"{said}; with that repaired, compiled is right", found)
-    return Side("both", f"{said}; with that repaired, compiled is wrong all the same", found)
+        return SideVerdict("eager", f"{said}; with that repaired, compiled is right", found)
+    return SideVerdict("both", f"{said}; with that repaired, compiled is wrong all the same", found)
 
 
 def _is_repaired(experiments: Experiments, trial: Trial, calls: Sequence[ContestedCall]) -> bool:
@@ -152,7 +154,7 @@ def _move(right: Observation, eager: Observation, sample: Observation) -> Observ
 # Gradients, against differences of the forward pass.
 
 
-def _measure_gradients(experiments: Experiments, trial: Trial) -> Side | None:
+def _measure_gradients(experiments: Experiments, trial: Trial) -> SideVerdict | None:
     """The side whose gradients are not the limit of differences of the loss; None where that tells nothing.
 
     In float64, along d = (g − c) / rms(g − c) for eager's gradient g and the compiled one c of a tensor x,
@@ -174,10 +176,14 @@ def _measure_gradients(experiments: Experiments, trial: Trial) -> Side | None:
             if side is not None:
                 wrong.add(side)
     if wrong == {"compiled"} or not wrong:
-        return Side("compiled", "differences of the forward pass agree with eager's gradients") if wrong else None
+        return (
+            SideVerdict("compiled", "differences of the forward pass agree with eager's gradients") if wrong else None
+        )
     if wrong == {"eager"}:
-        return Side("eager", "differences of the forward pass agree with the compiled gradients, not with eager's")
-    return Side("both", "differences of the forward pass agree with neither side's gradients")
+        return SideVerdict(
+            "eager", "differences of the forward pass agree with the compiled gradients, not with eager's"
+        )
+    return SideVerdict("both", "differences of the forward pass agree with neither side's gradients")
 
 
 def _measure_gradient(made: CaseRuns, name: str, eager: torch.Tensor, compiled: torch.Tensor) -> WrongSide | None:
@@ -222,7 +228,7 @@ def _measure_slope(made: CaseRuns, name: str, direction: torch.Tensor, share: fl
     return (losses[0] - losses[1]) / (2 * step)
 
 
-def attribute_eager_fault(side: Side, attribution: Attribution) -> Attribution:
+def attribute_eager_fault(side: SideVerdict, attribution: Attribution) -> Attribution:
     """The attribution with the kernel of eager mode that is at fault, and the run that proves it."""
     if side.call is None:
         return replace(attribution, culprit=word_eager_fault(side))
@@ -231,7 +237,7 @@ def attribute_eager_fault(side: Side, attribution: Attribution) -> Attribution:
     return replace(attribution, culprit=word_eager_fault(side), ablations=[ablation])
 
 
-def word_eager_fault(side: Side) -> Culprit:
+def word_eager_fault(side: SideVerdict) -> Culprit:
     """The kernel of eager mode that is at fault as a culprit, proved by a run in which it is repaired."""
     call = side.call
     if call is None:
