@@ -15,7 +15,6 @@ import torch
 
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.compiler.operators.second_reference import ContestedCall, SecondReference, UnopposedCall
-from fuzzcompile.compiler.target.target_process import current_target
 from fuzzcompile.diagnosis.attribution.culprit import Ablation, Attribution, Culprit
 from fuzzcompile.diagnosis.decision import Decision
 from fuzzcompile.diagnosis.operators.operator_ways import describe_kernel_call
@@ -26,7 +25,7 @@ from fuzzcompile.model.contract import WrongSide
 from fuzzcompile.model.culprit_contract import DetailsJson, KernelFault
 from fuzzcompile.model.stages import ATEN
 from fuzzcompile.model.thresholds import DIFFERENCE_STEP, MEETS, MISSES
-from fuzzcompile.model.verdicts import HARMLESS, Verdict
+from fuzzcompile.model.verdicts import HARMLESS
 from fuzzcompile.run import runs
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.case_program import build
@@ -62,12 +61,11 @@ class SideVerdict:
 
 
 def find_wrong_side(experiments: Experiments, trial: Trial, decision: Decision) -> SideVerdict | None:
-    """The side that is wrong in a decision on values; None for other verdicts, which say so themselves."""
-    if decision.verdict.kind != "values" or decision.verdict is Verdict.NONDETERMINISTIC:
+    """The side that is wrong in a decision on values; None for other verdicts, and where eager is not a side."""
+    if decision.verdict.kind != "values" or experiments.against != "eager":
         return None
-    unseen = _explain_unseen(experiments, trial)
-    if unseen is not None:
-        return SideVerdict("undecided", unseen)
+    if trial.sampled is not None or (experiments.runs.draws and not experiments.runs.reference_draws_alike):
+        return SideVerdict("undecided", "random numbers were compared by their distribution")
     second, mode = _run_second(experiments.runs)
     if second.failure is not None:
         return SideVerdict("undecided", f"a second reference cannot be run: it raises {second.failure}")
@@ -88,17 +86,6 @@ def find_wrong_side(experiments: Experiments, trial: Trial, decision: Decision) 
         )
     why = "two references that share no kernel agree against it"
     return SideVerdict("compiled", why, unopposed=mode.unopposed)
-
-
-def _explain_unseen(experiments: Experiments, trial: Trial) -> str | None:
-    """The reason why a second reference says nothing here; None if it does."""
-    if experiments.against != "eager":
-        return f"compared with {experiments.against}, of which there is no second reference"
-    if trial.sampled is not None or (experiments.runs.draws and not experiments.runs.reference_draws_alike):
-        return "random numbers were compared by their distribution"
-    if current_target() is not None:
-        return "eager mode ran on another device than the program is compiled for"
-    return None
 
 
 def _run_second(made: CaseRuns, repaired: Sequence[ContestedCall] = ()) -> tuple[Observation, SecondReference]:
