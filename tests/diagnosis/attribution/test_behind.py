@@ -57,6 +57,8 @@ SCALAR = 'OPTIONS = {"cpp.simdlen": 1}'
 FAULTS = [
     Fault("pointwise", PRODUCT, lowered(aten.exp.default, plants.scaled), "lowering", "aten.exp.default"),
     Fault("lowering that raises", PRODUCT, lowered(aten.sin.default, plants.raising), "lowering", "aten.sin.default"),
+    Fault("vectors", PRODUCT, lambda: plants.wrong_vector("exp"), "codegen", "CppVecOverrides.exp",
+          details={"vectorised": True, "operators": ["exp"]}),
     Fault("scalars", PRODUCT, plants.wrong_scalar, "codegen", "CppOverrides.exp", settings=SCALAR,
           details={"vectorised": False}),
     Fault("vectorised reduction", "(x * y).sum(-1) + 1", plants.wrong_vector_sum, "codegen",
@@ -103,8 +105,6 @@ ATTENTION = Fault(
 MORE_FAULTS = [
     Fault("backward", "torch.tanh(x * y).sum(-1)", lowered(aten.mul.Tensor, plants.in_backward), "lowering",
           "aten.mul.Tensor", settings=TRAINED, details={"graph": "backward"}),
-    Fault("vectors", PRODUCT, lambda: plants.wrong_vector("exp"), "codegen", "CppVecOverrides.exp",
-          details={"vectorised": True, "operators": ["exp"]}),
     Fault("index out of bounds", "torch.gather(x, 1, (y * 0).long() + 5) * 2",
           lowered(aten.gather.default, plants.out_of_bounds), "lowering", "aten.gather.default"),
     Fault("cat", "torch.cat([x * 2, y + 1], 1).relu()", lowered(aten.cat.default, plants.last_negated), "lowering",
