@@ -44,7 +44,7 @@ def test_who_is_at_fault_beyond_the_graph_passes_is_told_by_one_compile(name, tr
     [
         ("issue_198343b", "issue_189518"),  # metadata: a decomposition, a rewrite
         ("issue_189518", "issue_198343b"),
-        ("issue_191499", "issue_195422"),  # values: generated code, a decomposition
+        pytest.param("issue_191499", "issue_195422", marks=pytest.mark.slow),  # values: generated code, a decomposition
         ("issue_195422", "issue_191499"),
     ],
 )

@@ -55,6 +55,7 @@ def test_a_kernel_that_is_wrong_on_one_layout_alone_is_told_as_such(judged):
     assert kernel["inputs"][0]["stride"] == [1, 8]
 
 
+@pytest.mark.slow
 def test_both_sides_may_be_wrong(judged):
     with eager_fault(aten.tanh.default, scaled), compiler_fault(aten.exp.default):
         report = judged("torch.tanh(x) + torch.exp(x)")
@@ -62,7 +63,9 @@ def test_both_sides_may_be_wrong(judged):
     assert "aten.tanh.default" in report["detail"] and "all the same" in report["detail"]
 
 
-@pytest.mark.parametrize("fault", [eager_fault, compiler_fault], ids=["eager", "compiler"])
+@pytest.mark.parametrize(
+    "fault", [pytest.param(eager_fault, marks=pytest.mark.slow), compiler_fault], ids=["eager", "compiler"]
+)
 def test_what_nothing_tells_is_undecided(judged, fault):
     """A function of whole numbers has no derivative, and this one neither formula nor decomposition."""
     changes = (lambda result: result + 1,) if fault is eager_fault else ()

@@ -40,6 +40,7 @@ def second_erf_off():
         yield
 
 
+@pytest.mark.slow
 def test_a_rewrite_that_is_wrong_in_one_place_jumps_in_its_layer(tmp_path, second_erf_off):
     answer = profiled(stack(tmp_path, CLEAN), "inductor")
     assert (answer["verdict"], answer["layer"]) == ("jump", "layers.1")

@@ -49,6 +49,7 @@ def test_the_runs_write_no_file_and_draw_nothing_from_the_script(tmp_path):
     assert plain(path, "7").strip() in answer.said
 
 
+@pytest.mark.slow
 def test_native_code_cannot_write_either(tmp_path):
     source = """
 import os, sys, torch

@@ -38,7 +38,7 @@ def judge(workers: Executor) -> Judge:
 @pytest.mark.parametrize(
     "name",
     [
-        "trained_attention",
+        pytest.param("trained_attention", marks=pytest.mark.slow),
         "two_attentions",
         "dynamic_sizes",
         "number_as_input",

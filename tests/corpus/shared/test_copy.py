@@ -153,7 +153,8 @@ def test_an_empty_corpus_may_be_copied_into(tmp_path: Path, capsys: pytest.Captu
     assert said["rows"]["cases"] == 13 and said["target"] == str(tmp_path / "to.db") and not said["resumed"]
 
 
-@pytest.mark.parametrize("lost", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["kill", "stop"])
 def test_a_source_that_is_lost_meanwhile_is_waited_for(
     lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

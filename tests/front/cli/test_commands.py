@@ -114,7 +114,8 @@ def test_wrong_usage_is_said_and_exits_with_2(arguments, says, capsys, tmp_path,
     assert says in sentence(capsys)
 
 
-@pytest.mark.parametrize("command", [pytest.param("triage", marks=pytest.mark.slow), "run"])
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["triage", "run"])
 def test_a_missing_gpu_is_unfit(command, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.chdir(tmp_path)

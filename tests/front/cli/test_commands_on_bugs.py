@@ -55,6 +55,7 @@ def test_a_plant_that_raises_is_named(write_case, capsys):
     assert "ZeroDivisionError" in sentence(capsys)
 
 
+@pytest.mark.slow
 def test_a_crash_while_compiling_is_a_bug(write_case, capsys):
     arguments = [write_case(SUBTRACTS), "--plant", write_case(CRASHING, "plant.py"), "--json"]
     assert call("triage", *arguments) == 1

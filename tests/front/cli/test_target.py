@@ -112,6 +112,7 @@ def test_workers_compile_for_the_target_and_nothing_else_does():
     assert _assumed() is None
 
 
+@pytest.mark.slow
 def test_passes_lists_what_the_cpu_never_registers(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
 

@@ -293,6 +293,7 @@ def killed(tmp_path_factory) -> tuple[Path, list[psutil.Process]]:
     return folder, children
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_its_case_only_and_a_killed_campaign_nothing_stored(killed):
     folder, children = killed
     with Store.open(folder / "corpus" / "fuzzcompile.db") as store:
@@ -321,6 +322,7 @@ def test_a_killed_campaign_goes_on_and_ctrl_c_ends_it_with_the_summary(killed):
         assert store.campaigns()[-1].ended == "interrupted"
 
 
+@pytest.mark.slow
 def test_every_case_can_be_judged_again_from_its_record_alone(generated, capsys):
     """In the opposite order, by another worker, with nothing of the campaign but what the corpus prints."""
     folder, _ = generated

@@ -20,7 +20,6 @@ SCRIPTS = Path(__file__).parent / "scripts"
 ROUNDED = ("equal", "rounding")
 # Judged in every run of the tests, by one command.
 QUICK: dict[str, Sequence[str]] = {
-    "exit_status": ("accepts_invalid",),
     "keyword_arguments_on_cuda": ROUNDED,
 }
 STYLES: dict[str, Sequence[str]] = {
@@ -31,6 +30,7 @@ STYLES: dict[str, Sequence[str]] = {
     "decorated_method": ("equal",),
     "dtypes_and_modes": ("rounding", "precision_casts"),
     "einsum_projections": ROUNDED,
+    "exit_status": ("accepts_invalid",),
     "loss_and_gradients": ROUNDED,
     "model_from_a_file": ROUNDED,
     "module_compile_in_half": ROUNDED,
