@@ -421,7 +421,7 @@ class Reader(Transacting):
             {key: details[environment] for key, environment in environments.items() if environment is not None},
             _group((row.finding_id, row) for row in related),
             _group((row.finding_id, row) for row in session.scalars(select(Replay).order_by(Replay.id))),
-            _group(session.execute(select(FormerNameRow.finding_id, FormerNameRow.signature)).tuples()),
+            _group((row.finding_id, row.signature) for row in session.scalars(select(FormerNameRow))),
             session.execute(judgings).all(),
         )
 
