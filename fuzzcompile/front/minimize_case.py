@@ -27,7 +27,7 @@ from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, UsageEr
 from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.model.versions import installed_torch
 from fuzzcompile.programs.casefiles.case_file import defines_make, read_case_file
-from fuzzcompile.programs.ir.case_source import write_source
+from fuzzcompile.programs.ir.case_source import write_program
 from fuzzcompile.programs.ir.evaluation import guard_runs
 from fuzzcompile.programs.ir.program import Program
 from fuzzcompile.programs.shrink.minimize import minimize as reduce_case
@@ -70,18 +70,18 @@ class PoolAsker:
 
     def guard_eager(self, program: Program) -> AbstractContextManager[bool]:
         """Whether a worker survives the program's eager run; a loss takes seconds, and comes once a program."""
-        source = write_source(program)
-        if source not in self.fatal:
+        digest = write_program(program).digest
+        if digest not in self.fatal:
             step = partial(run_eagerly, program)
             try:
                 self.pool.schedule(step, label="run", time_limit=_CANDIDATE_TIME, counts=False).result()
             except WorkerStartFailed as error:
                 raise make_start_error(error) from error
             except WorkerFailed:
-                self.fatal.add(source)
+                self.fatal.add(digest)
             except RemoteError:
                 pass  # it cannot be sent, say: then it runs here, as far as it does
-        return contextlib.nullcontext(source not in self.fatal)
+        return contextlib.nullcontext(digest not in self.fatal)
 
 
 @dataclass(frozen=True)

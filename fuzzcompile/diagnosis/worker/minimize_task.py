@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.judge_task import NamedFunction
-from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.shrink.outcome import MinimizeResult, Recipe, SearchTally
 from fuzzcompile.run.pool.worker import leave
@@ -78,9 +77,9 @@ class LocalAsker:
 
     def guard_eager(self, program: Program) -> AbstractContextManager[bool]:
         """Return whether this process survives the eager run of a program, as far as is known."""
-        from fuzzcompile.programs.ir.case_source import write_source  # with torch, which a program needs too
+        from fuzzcompile.programs.ir.case_source import write_program  # with torch, which a program needs too
 
-        return self.guard(f"eager {hash_source(write_source(program))}", kept=False)
+        return self.guard(f"eager {write_program(program).digest}", kept=False)
 
     @contextlib.contextmanager
     def guard(self, question: str, *, kept: bool = True) -> Iterator[bool]:
