@@ -148,10 +148,13 @@ class IssueFacts:
         self.proved = bool(self.culprit and self.culprit.get("necessary"))  # switching it off alone removed the bug
         self.plain = shown.get("plain") if shown.get("plain_shows", True) else None  # the script for an issue
         # A script without torch.compile shows the fault; eager mode, too, calls the operator in the wrong way.
-        self.without_compiler, self.eager_is_wrong = bool(shown.get("eager_only")), bool(shown.get("eager_is_wrong"))
+        self.without_compiler = bool(shown.get("eager_only"))
+        self.eager_is_wrong = self.verdict == Verdict.EAGER_WRONG or bool(shown.get("eager_is_wrong"))
         # The operator whose own kernel is wrong, such as ``aten.cat.default``.
         kernel, blamed = read_details(self.culprit).get("aten_kernel"), self._rewrite if self.without_compiler else ""
         self.kernel = kernel["operator"] if kernel is not None else blamed if blamed.startswith("aten.") else None
+        # Its result is right for the same values in contiguous memory.
+        self.by_layout = kernel is None or kernel.get("about", "layout") == "layout"
         self.outputs: Sequence[OutputJson] = evidence.get("outputs") or ()
         wrong = [entry for entry in self.outputs if entry.get("finding") not in _HARMLESS]
         gradients = {str(x.get("name")): ObservableName.parse(str(x.get("name"))).gradient for x in wrong}

@@ -82,7 +82,10 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
     for needed in facts.report.get("contributors") or ():
         place = f", `{needed['source']}:{needed.get('line')}`" if needed.get("source") else ""
         contributors.append(f"`{needed.get('rewrite') or needed.get('family')}` ({needed.get('stage')}{place})")
-    component, labels = proof.name_component(facts), [] if facts.without_compiler else ["oncall: pt2"]
+    component, labels = (
+        proof.name_component(facts),
+        [] if facts.without_compiler or facts.eager_is_wrong else ["oncall: pt2"],
+    )
     labels += ["module: correctness (silent)"] if facts.severity is Severity.SILENT else []
     labels += [component[1]] if component else []
     machines = [] if facts.machines is None else [("Machines", scrub(seen_on(facts.machines)))]
@@ -115,7 +118,7 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
         "notes": [scrub(note) for note in facts.report.get("evidence", {}).get("notes") or ()],
         "versions": [*versions({**facts.environment, **facts.where}), *machines],
         "rules": rules(facts),
-        "labels": ", ".join(f"`{label}`" for label in (*labels, "topic: fuzzer")),
+        "labels": ", ".join(f"`{label}`" for label in dict.fromkeys((*labels, "topic: fuzzer"))),
         "newest": facts.history.newest if facts.history is not None else None,
     }
 

@@ -277,7 +277,11 @@ def source_link(facts: IssueFacts) -> str:
 def proof(facts: IssueFacts) -> str:
     """Describe the proof of the culprit in one line; empty where nothing proves it."""
     if facts.without_compiler:
-        return "the script above calls the operator in eager mode, on equal values in two layouts."
+        if facts.by_layout:
+            return "the script above calls the operator in eager mode, on equal values in two layouts."
+        return (
+            "the script above calls the operator in eager mode; the values that it expects were computed by other code."
+        )
     culprit = facts.culprit
     if culprit is None or not facts.proved:
         return ""

@@ -127,7 +127,7 @@ def describe_effect(facts: IssueFacts) -> Effect:
     verdict = facts.verdict
     if facts.without_compiler:
         does = WORDS["kernel_effect"].get(verdict, "gives wrong values")
-        return Effect(does, " for inputs that are not contiguous")
+        return Effect(does, " for inputs that are not contiguous" if facts.by_layout else " in eager mode")
     if facts.promise is not None and facts.promise.startswith("fallback_random"):
         return Effect("draws other random numbers than eager", " with `fallback_random = True`")
     if written := _written(facts):
@@ -320,11 +320,13 @@ def _sentences(facts: IssueFacts) -> Iterator[str]:
             yield f"The table is of {_subject(facts)} under `torch.compile`."
         else:
             backward = "Autograd in eager mode makes that call in the backward of"
-            how = backward if facts.verdict == Verdict.WRONG_GRADIENT else "Eager mode makes that call in"
-            yield f"{how} {_subject(facts)}."
+            in_backward = facts.verdict == Verdict.WRONG_GRADIENT or "backward" in str(facts.kernel)
+            yield f"{backward if in_backward else 'Eager mode makes that call in'} {_subject(facts)}."
             if facts.proved:
-                yield "Backends that compute it in another way match the operator called on contiguous copies."
-            yield "In the table, what agrees with eager mode is wrong."
+                other = "the operator called on contiguous copies" if facts.by_layout else "other code for the operator"
+                yield f"Backends that compute it in another way match {other}."
+            if facts.shown.get("ladder"):
+                yield "In the table, what agrees with eager mode is wrong."
     else:
         if facts.target is not None and facts.verdict in VALUES:
             text = meaning_for(facts.report, "")
@@ -340,7 +342,8 @@ def _claim(facts: IssueFacts, compiler: str) -> str:
     if facts.without_compiler and facts.kernel:
         return f"`torch.ops.{facts.kernel.removesuffix('.default')}` {effect.does}{effect.then}"
     # An error of the compiler needs no "under torch.compile".
-    bare = facts.without_compiler or facts.verdict == Verdict.COMPILE_ERROR or facts.target is not None
+    bare = facts.without_compiler or facts.verdict in (Verdict.COMPILE_ERROR, Verdict.EAGER_WRONG)
+    bare |= facts.target is not None
     under = "" if bare else f" under {compiler}"
     subject = f"A program with {_subject(facts)}" if effect.of_program and facts.expression else _subject(facts)
     return f"{subject} {effect.does}{under}{describe_condition(facts)}{effect.then}"
@@ -401,6 +404,7 @@ def _measured(facts: IssueFacts, entry: OutputJson) -> str:
     name = _name(facts, entry)
     errors = [_number(entry.get(key)) for key in ("max_abs_error_compiled", "max_abs_error_eager")]
     against = f"{errors[0]} away from float64, eager {errors[1]}" if all(errors) else ""
+    against = "" if facts.eager_is_wrong else against  # float64 in eager mode calls the kernel that is wrong
     if not eager or not compiled:
         return f"{name} is {against or 'NaN or infinite in other elements than in eager'}"
     pair = f"{name}{where} is {eager} in eager and {compiled} compiled"

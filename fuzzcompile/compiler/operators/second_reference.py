@@ -176,6 +176,20 @@ def _find_parted_opinion(
     return PartedOpinion("decomposition", step, tuple(values), compute=found[1]) if step > SEMANTIC_STEP else None
 
 
+def compute_otherwise(func: Operator, arguments: Arguments) -> list[torch.Tensor | None] | None:
+    """What a call computes by an opinion that parts with its kernel's, tensor by tensor; None if they agree.
+
+    The call runs in float64, on copies; a None among the values has no opinion.
+    """
+    given = pytree.tree_map_only(
+        torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, copy_tree(arguments)
+    )
+    before = copy_tree(given)
+    own = _list_computed(func, func(*given[0], **given[1]), given)
+    parted = _find_parted_opinion(func, before, own)
+    return list(parted.values) if isinstance(parted, PartedOpinion) else None
+
+
 def _is_independent(func: Operator, called: Sequence[Operator]) -> bool:
     """Return whether a decomposition computes its operator by others: a primitive alone calls the operator's kernel."""
     computing = [each for each in called if each._schema.name.rsplit("::")[-1] not in _MOVING and not each.is_view]

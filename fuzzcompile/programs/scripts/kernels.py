@@ -1,4 +1,6 @@
-"""Looks for an ATen kernel that is wrong by itself on the inputs that a compiled program gives it.
+"""Looks for an ATen kernel that is wrong by itself on the inputs that eager mode or a compiled program gives it.
+
+Its reference are the same values in contiguous memory, and if these have the same result, other code for the operator.
 
 ``python -m fuzzcompile.programs.scripts.kernels repro.py [OPERATOR]`` runs a case in a process of its own,
 because such a kernel may crash; it prints one JSON object, or nothing if no kernel is at fault.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +18,7 @@ import torch
 
 from fuzzcompile.compiler.operators.graph_capture import AtenCall, record_operator_calls
 from fuzzcompile.compiler.operators.operator_application import OperatorPlace, compare_contiguous
+from fuzzcompile.compiler.operators.second_reference import compute_otherwise
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.programs.ir.case_source import (
     MOST_LITERALS,
@@ -24,6 +28,7 @@ from fuzzcompile.programs.ir.case_source import (
     make_contiguous,
 )
 from fuzzcompile.programs.ir.program import Fill, Input
+from fuzzcompile.run.tensors import copy_tree
 
 # Beyond rounding: relative to the largest element of the result.
 _SHARE = 1e-3
@@ -38,8 +43,13 @@ def main(path: str, operator: str | None = None) -> None:
     """
     for decomposed in (False, True):
         for call in record_operator_calls(load_case(Path(path)), torch.device("cpu"), decomposed=decomposed):
-            if (operator is None or str(call.operator) == operator) and _depends_on_layout(call):
+            if operator is not None and str(call.operator) != operator:
+                continue
+            if _depends_on_layout(call):
                 scripts = [_write_script(call, drawn=drawn) for drawn in (True, False)]
+            else:  # other code than the kernel is asked about one that is under suspicion
+                scripts = [] if operator is None else list(_write_expecting_script(call))
+            if scripts:
                 sys.stdout.write(f"{json.dumps({'operator': str(call.operator), 'scripts': scripts})}\n")
                 return
 
@@ -63,6 +73,48 @@ def _differ(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _write_script(call: AtenCall, *, drawn: bool) -> str:
+    lines, arguments, kwargs = _write_arguments(call, drawn=drawn)
+    return "\n".join([
+        "import torch",
+        "",
+        *(["torch.manual_seed(0)"] if drawn else []),
+        *lines,
+        f"args = [{', '.join(arguments)}]",
+        "contiguous = [x.contiguous() if torch.is_tensor(x) else x for x in args]",
+        f"op = {_name_operator(call)}",
+        f"torch.testing.assert_close(op(*args{kwargs}), op(*contiguous{kwargs}), equal_nan=True)",
+    ]) + "\n"  # fmt: skip
+
+
+def _write_expecting_script(call: AtenCall) -> Iterator[str]:
+    """A script that holds the first wrong result of a call against the values that other code computes."""
+    own = call.operator(*copy_tree(call.args), **copy_tree(dict(call.kwargs)))
+    results = own if isinstance(own, tuple | list) else (own,)
+    expected = compute_otherwise(call.operator, (tuple(call.args), dict(call.kwargs))) or []
+    for number, (result, values) in enumerate(zip(results, expected, strict=False)):
+        if not isinstance(result, torch.Tensor) or values is None or values.numel() > MOST_LITERALS:
+            continue
+        values = values.to(result.dtype)
+        if _differ(result, values):
+            lines, arguments, kwargs = _write_arguments(call, drawn=False)
+            taken = f"[{number}]" if isinstance(own, tuple | list) else ""
+            yield "\n".join([
+                "import torch",
+                "",
+                *lines,
+                f"expected = {input_expression(replace(Input.from_tensor('expected', values), fill='literal'))}",
+                f"result = {_name_operator(call)}({', '.join(arguments)}{kwargs}){taken}",
+                "torch.testing.assert_close(result, expected, equal_nan=True)",
+            ]) + "\n"  # fmt: skip
+
+
+def _name_operator(call: AtenCall) -> str:
+    overload = call.operator._overloadname
+    return f"torch.ops.aten.{call.operator._opname}" + ("" if overload == "default" else f".{overload}")
+
+
+def _write_arguments(call: AtenCall, *, drawn: bool) -> tuple[list[str], list[str], str]:
+    """The lines that make the tensors of a call, its arguments, and its keyword arguments with a comma before each."""
     named = {argument.name: value for argument, value in zip(call.operator._schema.arguments, call.args, strict=False)}
     lines: list[str] = []
 
@@ -77,18 +129,7 @@ def _write_script(call: AtenCall, *, drawn: bool) -> str:
 
     arguments = [write(name, value) for name, value in named.items()]
     kwargs = "".join([f", {key}={write(key, value)}" for key, value in call.kwargs.items()])
-    overload = call.operator._overloadname
-    operator = f"torch.ops.aten.{call.operator._opname}" + ("" if overload == "default" else f".{overload}")
-    return "\n".join([
-        "import torch",
-        "",
-        *(["torch.manual_seed(0)"] if drawn else []),
-        *lines,
-        f"args = [{', '.join(arguments)}]",
-        "contiguous = [x.contiguous() if torch.is_tensor(x) else x for x in args]",
-        f"op = {operator}",
-        f"torch.testing.assert_close(op(*args{kwargs}), op(*contiguous{kwargs}), equal_nan=True)",
-    ]) + "\n"  # fmt: skip
+    return lines, arguments, kwargs
 
 
 def _expression(name: str, tensor: torch.Tensor, *, drawn: bool) -> str:

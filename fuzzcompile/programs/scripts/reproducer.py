@@ -165,7 +165,8 @@ def _summarize(report: ReportJson, plan: ScriptPlan) -> str:
         if names:
             fault = f"{'culprit' if culprit.get('necessary') else 'suspect'} {names[0]}"
             fault += f" ({', '.join(reversed(names[1:]))})" if names[1:] else ""
-        line = _clean(f"{phrase} under torch.compile, {fault}; {where}.".replace(",,", ","))
+        under = "" if verdict == Verdict.EAGER_WRONG else " under torch.compile"
+        line = _clean(f"{phrase}{under}, {fault}; {where}.".replace(",,", ","))
     return line
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,21 @@ def program(x, y):
 def make():
     return program, (torch.rand(3, 2), torch.rand(2, 3).t())
 """
+WRONG_IN_EVERY_LAYOUT = """
+import torch
+import torch.nn.functional as F
+
+LIBRARY = torch.library.Library("aten", "IMPL")
+
+def wrong(*args):
+    return {wrong}
+
+LIBRARY.impl("{operator}", wrong, "CPU", allow_override=True)
+
+def make():
+    torch.manual_seed(0)
+    return (lambda x: {call}), (torch.randn(2, 3),)
+"""
 
 
 def report(verdict, finding="far"):
@@ -74,11 +90,33 @@ def test_a_script_that_shows_nothing_is_not_said_to_show_the_bug():
     assert {rung["result"] for rung in shown["ladder"]} == {"right"}
 
 
-def test_a_kernel_that_misreads_a_layout_is_called_on_its_own():
+def find_wrong_kernel(source: str, *operator: str) -> dict[str, Any]:
     package = {"PYTHONPATH": str(Path(fuzzcompile.__file__).parents[1])}
     command = ("-m", "fuzzcompile.programs.scripts.kernels")
-    ran = run_alone(WRONG_KERNEL, command=command, environment=package, timeout=120)
-    answer = json.loads(next(line for line in ran.output.splitlines() if line.startswith("{")))
+    ran = run_alone(source, command=command, arguments=operator, environment=package, timeout=120)
+    return json.loads(next(line for line in ran.output.splitlines() if line.startswith("{")))
+
+
+@pytest.mark.parametrize(
+    "operator, call, wrong",
+    [
+        ("cosh", "x.cosh()", "args[0].exp() * 0.51 + (-args[0]).exp() / 2"),  # has a definition
+        ("huber_loss", "F.huber_loss(x, x * 2 + 1)", "(args[0] - args[1]).abs().mean()"),  # has a decomposition alone
+    ],
+)
+def test_a_kernel_that_is_wrong_in_every_layout_is_held_against_other_code(operator, call, wrong):
+    planted = WRONG_IN_EVERY_LAYOUT.format(operator=operator, call=call, wrong=wrong)
+    answer = find_wrong_kernel(planted, f"aten.{operator}.default")
+    (script,) = answer["scripts"]
+    assert f"torch.ops.aten.{operator}(" in script and "expected = torch.tensor(" in script
+    assert len(script.strip().splitlines()) <= 10
+    registered = planted[: planted.index("def make")]
+    assert "AssertionError" in run_alone(registered + script).output
+    assert run_alone(script).status == 0
+
+
+def test_a_kernel_that_misreads_a_layout_is_called_on_its_own():
+    answer = find_wrong_kernel(WRONG_KERNEL)
     assert answer["operator"] == "aten.erfinv.default"
     script = answer["scripts"][0]
     assert "x = torch.rand(2, 3).transpose(0, 1)\n" in script and "op = torch.ops.aten.erfinv\n" in script

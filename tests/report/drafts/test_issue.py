@@ -166,6 +166,20 @@ def test_where_eager_mode_is_wrong_too_the_table_says_what_agrees_with_it():
     assert "| as eager: **wrong** | as eager: **wrong** | as eager: **wrong** | differs |" in page
 
 
+def test_a_kernel_that_eager_mode_alone_calls_is_no_fault_of_the_compiler():
+    kernel = {"operator": "aten.tril_backwards.default", "inputs": [], "wrong_in": "eager", "about": "values"}
+    culprit = {**CULPRIT, "stage": "aten", "details": {"kind": "values", "aten_kernel": kernel}}
+    eager = "import torch\nprint(torch.ops.aten.tril_backwards(x))"
+    text = draft("eager_wrong", culprit=culprit, cause=None, shown={"eager_only": eager, "eager_is_wrong": True})
+    assert text.startswith("# `torch.ops.aten.tril_backwards` gives wrong values in eager mode\n")
+    page = visible(text)
+    assert f"```python\n{eager}\n```" in page and "other code" in page and "In the table" not in page
+    assert text.count("`module: correctness (silent)`") == 1 and "`oncall:" not in text
+    alone = draft("eager_wrong", culprit=culprit, cause=None, shown={})
+    assert "gives wrong values in eager mode; compiled it is right" in alone.splitlines()[0]
+    assert "under `torch.compile`" not in visible(alone)
+
+
 def test_what_a_composite_operator_calls_on_either_side_is_said():
     called = {"call": "torch.tril", "eager": ["aten.tril"], "compiled": ["aten.where.self", "aten.zeros"]}
     page = visible(draft(culprit={**CULPRIT, "details": {"composite": called}}))
