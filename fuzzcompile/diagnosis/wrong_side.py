@@ -15,7 +15,7 @@ import torch
 
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.compiler.operators.second_reference import ContestedCall, SecondReference, UnopposedCall
-from fuzzcompile.diagnosis.attribution.culprit import Ablation, Attribution, Culprit
+from fuzzcompile.diagnosis.attribution.culprit import Ablation, Attribution, Culprit, Workaround
 from fuzzcompile.diagnosis.decision import Decision
 from fuzzcompile.diagnosis.operators.operator_ways import describe_kernel_call
 from fuzzcompile.diagnosis.oracle.judgement import Observations, judge, reshape_like_eager
@@ -219,9 +219,17 @@ def attribute_eager_fault(side: SideVerdict, attribution: Attribution) -> Attrib
     """The attribution with the kernel of eager mode that is at fault, and the run that proves it."""
     if side.call is None:
         return replace(attribution, culprit=word_eager_fault(side))
-    by = "on contiguous operands" if side.call.opinion.by_layout else "replaced"
-    ablation = Ablation(f"eager mode with {side.call.operator} {by}", True, None)
-    return replace(attribution, culprit=word_eager_fault(side), ablations=[ablation])
+    by_layout = side.call.opinion.by_layout
+    ablation = Ablation(
+        f"eager mode with {side.call.operator} {'on contiguous operands' if by_layout else 'replaced'}", True, None
+    )
+    workaround = Workaround(
+        f"in eager mode, give {side.call.operator} contiguous tensors: x.contiguous(), or "
+        "x.register_hook(lambda g: g.contiguous()) where it is the gradient of x"
+        if by_layout
+        else "torch.compile(model): the compiled program is right"
+    )
+    return replace(attribution, culprit=word_eager_fault(side), ablations=[ablation], workaround=workaround)
 
 
 def word_eager_fault(side: SideVerdict) -> Culprit:

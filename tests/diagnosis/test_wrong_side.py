@@ -53,6 +53,7 @@ def test_a_kernel_that_is_wrong_on_one_layout_alone_is_told_as_such(judged):
     kernel = report["culprit"]["details"]["aten_kernel"]
     assert (report["verdict"], kernel["about"], kernel["wrong_in"]) == ("eager_wrong", "layout", "eager")
     assert kernel["inputs"][0]["stride"] == [1, 8]
+    assert "contiguous()" in report["workaround"]["how"] and report["workaround"]["verified"]
 
 
 @pytest.mark.slow
