@@ -236,8 +236,13 @@ def list_case_files(paths: Sequence[Path], ignored: IgnorePatterns | None = None
 
 
 def compute_status(answers: Sequence[FileAnswer], least: Severity | None = None) -> int:
-    """3 if any file could not be judged, else 2 if any is no case, else 1 if any is a bug (of ``least``), else 0."""
+    """3 if any file could not be judged, else 2 if any is no case, else 1 if any is a bug (of ``least``), else 0.
+
+    What is by design counts where ``least`` is that.
+    """
     statuses = {answer.status for answer in answers if answer.status != 1}
-    bugs = [rate_severity(answer.report) for answer in answers if answer.status == 1]
+    rated = [(answer.status, rate_severity(answer.report)) for answer in answers]
+    bugs = [severity for status, severity in rated if status == 1]
     counted = any(least is None or severity is None or severity.reaches(least) for severity in bugs)
+    counted |= least is Severity.BY_DESIGN and any(severity is least for _, severity in rated)
     return max(statuses | {int(counted)})
