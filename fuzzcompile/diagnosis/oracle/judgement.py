@@ -9,10 +9,11 @@ import torch
 
 from fuzzcompile.diagnosis.oracle.rounding import compare_floats, compare_integers
 from fuzzcompile.model.evidence import ONLY_EAGER, AliasDifference, EagerRefusal, ValuePair
+from fuzzcompile.model.stages import DECOMPOSITION, DYNAMO, FAKE_TENSOR, find_file_stage
 from fuzzcompile.model.thresholds import ROUNDING_FACTOR, VANISHING
 from fuzzcompile.model.verdicts import Comparison, Finding, Verdict
 from fuzzcompile.run import metrics
-from fuzzcompile.run.observation import Observation, Value
+from fuzzcompile.run.observation import Failure, Observation, Value
 
 # Compare one observable of the compiled run with its counterparts in eager and in the reference.
 
@@ -239,8 +240,30 @@ def largest_error(judgement: Judgement) -> float | None:
     return max((c.max_abs_error_compiled for c in judgement.comparisons), default=None)
 
 
+# Stages that check arguments as operators of eager mode do: what is raised there refuses the program.
+_REFUSING = (FAKE_TENSOR, DECOMPOSITION)
+# Exceptions by which no operator refuses its arguments: a program that looks something up is at fault.
+_SLIPS = (
+    *("AssertionError", "AttributeError", "KeyError", "NameError", "RecursionError", "StopIteration"),
+    *("UnboundLocalError", "ZeroDivisionError"),
+)
+
+
+def _is_internal(compiled: Failure, eager: Failure) -> bool:
+    """Return whether an error is the compiler's own, and not the refusal of a program that eager mode refuses too."""
+    if compiled.phase != "compile" or compiled.unsupported or compiled.machine:
+        return False
+    stage = find_file_stage(compiled.raised[0][0]) if compiled.raised else None
+    if stage in (None, DYNAMO, *_REFUSING):
+        return compiled.origin != eager.type_name and compiled.origin in _SLIPS
+    return True
+
+
 def _judge_failures(eager: Observation, compiled: Observation) -> Judgement:
     if eager.failure and compiled.failure:
+        if _is_internal(compiled.failure, eager.failure):
+            detail = f"{compiled.failure}, an error of the compiler's own, whatever eager raises: {eager.failure}"
+            return Judgement(Verdict.COMPILE_ERROR, detail=detail)
         alike = eager.failure.type_name == compiled.failure.type_name
         detail = f"eager raises {eager.failure}; compiled {'too' if alike else f'raises {compiled.failure}'}"
         return Judgement(Verdict.INVALID, detail=detail)
