@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -103,6 +103,8 @@ def _compare_objects(eager: Value, compiled: Value) -> Comparison:
     expected, actual = eager.value, compiled.value
     # By name: a make() that defines classes defines new ones at every call.
     types, equal = [type(value).__qualname__ for value in (expected, actual)], _equal_objects(expected, actual)
+    if types[0] == types[1] and equal is None:
+        return Comparison(eager.name, eager.kind, "same", detail=f"{_UNCOMPARED}: {types[0]} has no equality")
     if types[0] == types[1] and equal:
         return Comparison(eager.name, eager.kind, "same")
     numbers = isinstance(expected, _NUMBERS) and isinstance(actual, _NUMBERS)
@@ -110,13 +112,27 @@ def _compare_objects(eager: Value, compiled: Value) -> Comparison:
     return _differ_in(finding, eager, f"{types[0]} {expected!r:.80}", f"{types[1]} {actual!r:.80}")
 
 
-def _equal_objects(expected: object, actual: object) -> bool:
-    if type(expected).__eq__ is object.__eq__:
+_UNCOMPARED = "not compared"
+
+
+def _list_uncompared(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """What could not be compared, neither as an object nor by the values that it holds."""
+    for comparison in comparisons:
+        held = f"{comparison.name}."
+        if comparison.detail.startswith(_UNCOMPARED) and not any(c.name.startswith(held) for c in comparisons):
+            yield f"{comparison.name} {comparison.detail}"
+
+
+def _equal_objects(expected: object, actual: object) -> bool | None:
+    """Return whether two objects are equal; None if they cannot be compared."""
+    if expected is actual:
         return True
+    if type(expected).__eq__ is object.__eq__:
+        return None
     try:
         return bool(expected == actual)
     except (TypeError, ValueError, RuntimeError):  # an __eq__ that returns arrays or tensors
-        return True
+        return None
 
 
 def _compare_tensors(
@@ -214,8 +230,10 @@ def judge(runs: Observations) -> Judgement:
             detail=f"eager returns {runs.eager.structure}, compiled {runs.compiled.structure}",
         )
     comparisons = tuple(_compare_all(runs))
-    confidence = "high" if runs.reference.failure is None and have_same_bits(runs.eager, runs.again) else "low"
-    return Judgement(_choose_verdict(comparisons, runs), comparisons, confidence=confidence)
+    sure = runs.reference.failure is None and have_same_bits(runs.eager, runs.again)
+    uncompared = "; ".join(_list_uncompared(comparisons))
+    confidence = "high" if sure and not uncompared else "low"
+    return Judgement(_choose_verdict(comparisons, runs), comparisons, uncompared, confidence)
 
 
 def have_same_bits(first: Observation, second: Observation) -> bool:
