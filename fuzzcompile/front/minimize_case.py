@@ -145,6 +145,7 @@ def minimize(
     state: Path | None = None,
     resume: bool = False,
     for_issue: bool = False,
+    script_seconds: float = 0.0,
     on_progress: Callable[[SearchProgress], None] | None = None,
 ) -> MinimizeResult:
     """Minimize the subject under its locked signature; candidates compile in a worker, which a crash may cost.
@@ -154,14 +155,15 @@ def minimize(
     ``seconds`` is the time for the start of a worker, the search (ten seconds at least) and the reproducer;
     ``compiles`` and screens are what the search may use, an earlier search's not counted. ``keep`` must stay: the
     verdict's kind, or the culprit too. The file ``state`` keeps what was learned, for ``resume``, until a search is
-    finished. What an issue shows is made with ``for_issue``, and always for a stored finding.
+    finished. What an issue shows is made with ``for_issue``, and always for a stored finding; it may take
+    ``script_seconds`` beyond ``seconds``.
     """
     ends = time.monotonic() + seconds
     target = SignatureLock.of(subject.report, keep)
     tally = read_state(state, subject)[0] if resume and state is not None else SearchTally()
     whole = for_issue or subject.finding is not None
     recipe = None if subject.case is None else read_recipe(subject.case.choices, subject.case.spec)
-    job = replace(make_job(subject.source, subject.report, recipe, keep, for_issue=whole), ends=ends)
+    job = replace(make_job(subject.source, subject.report, recipe, keep, for_issue=whole), ends=ends + script_seconds)
 
     def keep_state(progress: SearchProgress | None = None) -> None:
         if state is not None:
@@ -242,6 +244,8 @@ def store_secondary_findings(
 
 # The facts behind the issue draft of a case file: it needs a reproducer, and its reader waits for it.
 _SECONDS = 60.0
+# Further seconds, for the scripts that the draft shows: each of them runs in clean processes, which import torch.
+_SCRIPT_SECONDS = 150.0
 
 
 def collect_file_facts(path: Path, conditions: Conditions) -> IssueFacts:
@@ -251,7 +255,8 @@ def collect_file_facts(path: Path, conditions: Conditions) -> IssueFacts:
     environment = describe_environment(resolve_device(conditions.device), conditions.target)
     if not report["is_bug"]:
         return IssueFacts(report, None, environment, subject=subject)
-    small = minimize(MinimizeSubject(read_case_file(path).source, report), conditions, seconds=_SECONDS, for_issue=True)
+    case = MinimizeSubject(read_case_file(path).source, report)
+    small = minimize(case, conditions, seconds=_SECONDS, for_issue=True, script_seconds=_SCRIPT_SECONDS)
     shown = small.shown or {}
     return IssueFacts(
         small.report, small.reproducer, environment, hits=1, confirmed=small.confirmed, shown=shown, subject=subject
