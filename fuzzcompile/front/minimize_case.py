@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -156,7 +157,7 @@ def minimize(
     ``compiles`` and screens are what the search may use, an earlier search's not counted. ``keep`` must stay: the
     verdict's kind, or the culprit too. The file ``state`` keeps what was learned, for ``resume``, until a search is
     finished. What an issue shows is made with ``for_issue``, and always for a stored finding; it may take
-    ``script_seconds`` beyond ``seconds``.
+    ``script_seconds`` beyond ``seconds``, and as long as it does where that is infinite.
     """
     ends = time.monotonic() + seconds
     target = SignatureLock.of(subject.report, keep)
@@ -244,8 +245,6 @@ def store_secondary_findings(
 
 # The facts behind the issue draft of a case file: it needs a reproducer, and its reader waits for it.
 _SECONDS = 60.0
-# Further seconds, for the scripts that the draft shows: each of them runs in clean processes, which import torch.
-_SCRIPT_SECONDS = 150.0
 
 
 def collect_file_facts(path: Path, conditions: Conditions) -> IssueFacts:
@@ -256,7 +255,7 @@ def collect_file_facts(path: Path, conditions: Conditions) -> IssueFacts:
     if not report["is_bug"]:
         return IssueFacts(report, None, environment, subject=subject)
     case = MinimizeSubject(read_case_file(path).source, report)
-    small = minimize(case, conditions, seconds=_SECONDS, for_issue=True, script_seconds=_SCRIPT_SECONDS)
+    small = minimize(case, conditions, seconds=_SECONDS, for_issue=True, script_seconds=math.inf)
     shown = small.shown or {}
     return IssueFacts(
         small.report, small.reproducer, environment, hits=1, confirmed=small.confirmed, shown=shown, subject=subject

@@ -91,7 +91,7 @@ def _write_script(call: AtenCall, *, drawn: bool) -> str:
 
 
 def _write_expecting_script(call: AtenCall) -> Iterator[str]:
-    """Scripts that hold the first wrong result of a call against its formula, or the values that other code computes."""
+    """Scripts that hold a wrong result of a call against its formula, or the values that other code computes."""
     own = call.operator(*copy_tree(call.args), **copy_tree(dict(call.kwargs)))
     results = own if isinstance(own, tuple | list) else (own,)
     expected = compute_otherwise(call.operator, (tuple(call.args), dict(call.kwargs))) or []

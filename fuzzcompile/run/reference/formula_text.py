@@ -12,8 +12,8 @@ import numpy as np
 from fuzzcompile.run.reference.formulas import FORMULAS, FormulaCall
 
 _INFIX = {
-    "add": "+", "subtract": "-", "multiply": "*", "divide": "/", "true_divide": "/", "floor_divide": "//", "power": "**",
-    "matmul": "@", "greater": ">", "greater_equal": ">=", "less": "<", "less_equal": "<=", "equal": "==",
+    "add": "+", "subtract": "-", "multiply": "*", "divide": "/", "true_divide": "/", "floor_divide": "//",
+    "power": "**", "matmul": "@", "greater": ">", "greater_equal": ">=", "less": "<", "less_equal": "<=", "equal": "==",
     "not_equal": "!=", "bitwise_and": "&", "bitwise_or": "|",
 }  # fmt: skip
 
@@ -53,7 +53,9 @@ class WrittenArray(np.lib.mixins.NDArrayOperatorsMixin):
 
 def _call(function: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> WrittenArray:
     result = function(*map(_value, args), **{key: _value(value) for key, value in kwargs.items()})
-    return WrittenArray(result, f"{name}({', '.join([*map(_text, args), *(f'{k}={_text(kwargs[k])}' for k in kwargs)])})")
+    return WrittenArray(
+        result, f"{name}({', '.join([*map(_text, args), *(f'{k}={_text(kwargs[k])}' for k in kwargs)])})"
+    )
 
 
 def _value(given: Any) -> Any:

@@ -101,9 +101,19 @@ def find_wrong_kernel(source: str, *operator: str) -> dict[str, Any]:
     "operator, call, wrong, expected",
     [
         ("cosh", "x.cosh()", "args[0].exp() * 0.51 + (-args[0]).exp() / 2", "numpy.cosh(x)"),
-        ("_softmax", "x.softmax(-1)", "args[0].exp()", "numpy.exp(x - numpy.logaddexp.reduce(x, axis=-1, keepdims=True))"),
+        (
+            "_softmax",
+            "x.softmax(-1)",
+            "args[0].exp()",
+            "numpy.exp(x - numpy.logaddexp.reduce(x, axis=-1, keepdims=True))",
+        ),
         ("gelu", "F.gelu(x)", "args[0].sigmoid()", "x / 2 * (1 + numpy.vectorize(math.erf)(x / 1.4142135623730951))"),
-        ("huber_loss", "F.huber_loss(x, x * 2 + 1)", "(args[0] - args[1]).abs().mean()", None),  # has a decomposition alone
+        (
+            "huber_loss",
+            "F.huber_loss(x, x * 2 + 1)",
+            "(args[0] - args[1]).abs().mean()",
+            None,
+        ),  # has a decomposition alone
     ],
 )
 def test_a_kernel_that_is_wrong_in_every_layout_is_held_against_its_formula(operator, call, wrong, expected):
