@@ -286,9 +286,9 @@ def source_link(facts: IssueFacts) -> str:
 def describe_repair(facts: IssueFacts) -> str:
     """Describe the repair of an operator with which eager mode is right."""
     if not facts.by_layout:
-        return "with that operator computed by other code"
+        return "once that operator is computed by other code"
     copied = "".join(f" of `{name}`" for name in facts.misreads[:1]) if len(facts.misreads) == 1 else ""
-    return f"with that operator called on contiguous copies{copied}"
+    return f"once that operator is called on contiguous copies{copied}"
 
 
 def proof(facts: IssueFacts) -> str:
@@ -303,7 +303,7 @@ def proof(facts: IssueFacts) -> str:
     if culprit is None or not facts.proved:
         return ""
     if facts.verdict == Verdict.EAGER_WRONG:
-        return f"eager mode, {describe_repair(facts)}, agrees with the compiled program."
+        return f"eager mode agrees with the compiled program {describe_repair(facts)}."
     siblings = ", ".join(f"`{name}`" for name in culprit.get("siblings") or ())
     what = f"switching off this and {siblings}, which takes its place" if siblings else "switching off this alone"
     repairing = (entry for entry in facts.report.get("ablations") or () if entry.get("repairs"))

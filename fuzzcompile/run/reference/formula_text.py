@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +24,7 @@ class WrittenArray(np.lib.mixins.NDArrayOperatorsMixin):
     def __init__(self, value: Any, text: str) -> None:
         self.value, self.text = value, text
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> WrittenArray:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if method == "reduce":
             return _call(ufunc.reduce, f"numpy.{ufunc.__name__}.reduce", inputs, kwargs)
         if method != "__call__":
@@ -75,7 +75,8 @@ def _text(given: Any) -> str:
         given = given.item()
     if given is not None and not isinstance(given, bool | int | float):
         raise TypeError(f"{type(given).__name__} has no short text")
-    return f"math.{'inf' if given > 0 else '-inf'}" if isinstance(given, float) and math.isinf(given) else repr(given)
+    text = repr(given)
+    return re.sub("inf|nan", r"math.\g<0>", text) if isinstance(given, float) else text
 
 
 def write_formulas(operator: str, arguments: Mapping[str, Any]) -> list[str | None]:

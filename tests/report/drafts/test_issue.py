@@ -182,9 +182,9 @@ def test_a_kernel_that_eager_mode_alone_calls_is_no_fault_of_the_compiler():
     assert text.count("`module: correctness (silent)`") == 1 and "`oncall:" not in text
     assert "`module: autograd`, `module: cpu`" in text
     alone = draft("eager_wrong", culprit=culprit, cause=None, shown={})
-    assert alone.startswith(f"# {title}\n") and "computed by other code, agrees with the compiled program" in visible(
-        alone
-    )
+    assert alone.startswith(
+        f"# {title}\n"
+    ) and "agrees with the compiled program once that operator is computed by other code" in visible(alone)
 
 
 def test_a_kernel_that_misreads_an_operand_names_it():
@@ -199,7 +199,7 @@ def test_a_kernel_that_misreads_an_operand_names_it():
     text = draft("eager_wrong", culprit=culprit, cause=None, shown={"eager_only": "op(x)", "eager_is_wrong": True})
     title = "`torch.ops.aten.native_batch_norm_backward` gives wrong values on the CPU for a non-contiguous `grad_out`"
     assert text.startswith(f"# {title}\n")
-    assert "with that operator called on contiguous copies of `grad_out`" in visible(text)
+    assert "agrees with it once that operator is called on contiguous copies of `grad_out`" in visible(text)
     labels = "`module: correctness (silent)`, `module: norms and normalization`, `module: autograd`, `module: cpu`"
     assert labels in text
 
