@@ -205,7 +205,7 @@ class JudgedTrial:
         if self.hit is not None:
             return self.hit
         if self.side is not None and verdict is Verdict.EAGER_WRONG:
-            return attribute_eager_fault(self.side, unproved)
+            return attribute_eager_fault(self.experiments, self.trial, self.side, unproved)
         attribution = attribute(self._make_ablator(), thorough=thorough)
         return replace(attribution, changed_bits=unproved.changed_bits)
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from fuzzcompile.compiler.functional_run import OperatorMode
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
+from fuzzcompile.compiler.operators.operator_application import make_contiguous
 from fuzzcompile.compiler.operators.second_reference import ContestedCall, SecondReference, UnopposedCall
 from fuzzcompile.diagnosis.attribution.culprit import Ablation, Attribution, Culprit, Workaround
 from fuzzcompile.diagnosis.decision import Decision
@@ -115,9 +117,12 @@ def _is_repaired(experiments: Experiments, trial: Trial, calls: Sequence[Contest
     """Return whether the compiled program is right beside the second reference with these calls repaired."""
     made = experiments.runs
     exact, _ = _run_second(made, calls)
-    if exact.failure is not None:
-        return False
-    right = reshape_like_eager(made.eager, exact)
+    return exact.failure is None and _agree(experiments, trial, reshape_like_eager(made.eager, exact), exact)
+
+
+def _agree(experiments: Experiments, trial: Trial, right: Observation, exact: Observation) -> bool:
+    """Return whether the compiled program gives values that are right, up to rounding."""
+    made = experiments.runs
     noisy = [_move(right, made.eager, sample) for sample in experiments.noisy]
     judged = judge(Observations(right, right, exact, noisy, trial.observation))
     return judged.verdict in HARMLESS and not judged.suspicious
@@ -215,21 +220,55 @@ def _measure_slope(made: CaseRuns, name: str, direction: torch.Tensor, share: fl
     return (losses[0] - losses[1]) / (2 * step)
 
 
-def attribute_eager_fault(side: SideVerdict, attribution: Attribution) -> Attribution:
-    """The attribution with the kernel of eager mode that is at fault, and the run that proves it."""
+def attribute_eager_fault(
+    experiments: Experiments, trial: Trial, side: SideVerdict, attribution: Attribution
+) -> Attribution:
+    """The attribution with the kernel of eager mode that is at fault, the run that proves it, and a workaround."""
     if side.call is None:
-        return replace(attribution, culprit=word_eager_fault(side))
+        workaround = Workaround(_COMPILED)
+        return replace(attribution, culprit=word_eager_fault(side), workaround=workaround)
     by_layout = side.call.opinion.by_layout
     ablation = Ablation(
         f"eager mode with {side.call.operator} {'on contiguous operands' if by_layout else 'replaced'}", True, None
     )
-    workaround = Workaround(
-        f"in eager mode, give {side.call.operator} contiguous tensors: x.contiguous(), or "
-        "x.register_hook(lambda g: g.contiguous()) where it is the gradient of x"
-        if by_layout
-        else "torch.compile(model): the compiled program is right"
-    )
+    copied = _find_repairing_copies(experiments, trial, side.call) if by_layout else None
+    workaround = Workaround(_COMPILED if copied is None else _word_copies(str(side.call.operator), copied))
     return replace(attribution, culprit=word_eager_fault(side), ablations=[ablation], workaround=workaround)
+
+
+_COMPILED = "torch.compile(model): the compiled program is right"
+
+
+def _find_repairing_copies(experiments: Experiments, trial: Trial, call: ContestedCall) -> list[str] | None:
+    """The arguments of a kernel of whose contiguous copies eager mode agrees with compiled; None if it does not."""
+    made, copied = experiments.runs, call.list_misread()
+    names = [argument.name for argument in call.operator._schema.arguments]
+
+    def run(operator: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        if operator is call.operator:
+            args = tuple(make_contiguous(x) if name in copied else x for name, x in zip(names, args, strict=False))
+            kwargs = {name: make_contiguous(x) if name in copied else x for name, x in kwargs.items()}
+        return operator(*args, **kwargs)  # type: ignore[operator]
+
+    program = build(made.case, made.device)
+    repaired = runs.observe(made.case, program, program.model, around=OperatorMode(run))
+    exact, _ = _run_second(made, [call])
+    if repaired.failure is not None or exact.failure is not None:
+        return None
+    # The operator's result may lie otherwise in memory than that of operands as they are, which is no fault.
+    return copied if _agree(experiments, trial, reshape_like_eager(made.eager, repaired), exact) else None
+
+
+def _word_copies(operator: str, copied: Sequence[str]) -> str:
+    """What makes the arguments contiguous, in a user's program: a gradient is reached by a hook alone."""
+    gradients = [name for name in copied if name.startswith("grad")]
+    ways = [] if len(gradients) == len(copied) else ["x = x.contiguous() for its input"]
+    ways += (
+        ["y.register_hook(lambda grad: grad.contiguous()) on the tensor y whose gradient it gets"] if gradients else []
+    )
+    return (
+        f"in eager mode, a contiguous {' and '.join(copied)} for {operator.removesuffix('.default')}: {'; '.join(ways)}"
+    )
 
 
 def word_eager_fault(side: SideVerdict) -> Culprit:
@@ -240,5 +279,7 @@ def word_eager_fault(side: SideVerdict) -> Culprit:
     name, opinion = str(call.operator), call.opinion
     about: KernelFault = "layout" if opinion.by_layout else "values"
     kernel = describe_kernel_call(name, call.arguments, opinion.step, "eager", about=about)
+    if opinion.by_layout:
+        kernel["misreads"] = call.list_misread()
     details: DetailsJson = {"kind": "values", "aten_kernel": kernel}
     return Culprit.from_operator(ATEN, name, step=opinion.step, necessary=True, details=details)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -145,6 +146,7 @@ def minimize(
     state: Path | None = None,
     resume: bool = False,
     for_issue: bool = False,
+    script_seconds: float = 0.0,
     on_progress: Callable[[SearchProgress], None] | None = None,
 ) -> MinimizeResult:
     """Minimize the subject under its locked signature; candidates compile in a worker, which a crash may cost.
@@ -154,14 +156,15 @@ def minimize(
     ``seconds`` is the time for the start of a worker, the search (ten seconds at least) and the reproducer;
     ``compiles`` and screens are what the search may use, an earlier search's not counted. ``keep`` must stay: the
     verdict's kind, or the culprit too. The file ``state`` keeps what was learned, for ``resume``, until a search is
-    finished. What an issue shows is made with ``for_issue``, and always for a stored finding.
+    finished. What an issue shows is made with ``for_issue``, and always for a stored finding; it may take
+    ``script_seconds`` beyond ``seconds``, and as long as it does where that is infinite.
     """
     ends = time.monotonic() + seconds
     target = SignatureLock.of(subject.report, keep)
     tally = read_state(state, subject)[0] if resume and state is not None else SearchTally()
     whole = for_issue or subject.finding is not None
     recipe = None if subject.case is None else read_recipe(subject.case.choices, subject.case.spec)
-    job = replace(make_job(subject.source, subject.report, recipe, keep, for_issue=whole), ends=ends)
+    job = replace(make_job(subject.source, subject.report, recipe, keep, for_issue=whole), ends=ends + script_seconds)
 
     def keep_state(progress: SearchProgress | None = None) -> None:
         if state is not None:
@@ -251,7 +254,8 @@ def collect_file_facts(path: Path, conditions: Conditions) -> IssueFacts:
     environment = describe_environment(resolve_device(conditions.device), conditions.target)
     if not report["is_bug"]:
         return IssueFacts(report, None, environment, subject=subject)
-    small = minimize(MinimizeSubject(read_case_file(path).source, report), conditions, seconds=_SECONDS, for_issue=True)
+    case = MinimizeSubject(read_case_file(path).source, report)
+    small = minimize(case, conditions, seconds=_SECONDS, for_issue=True, script_seconds=math.inf)
     shown = small.shown or {}
     return IssueFacts(
         small.report, small.reproducer, environment, hits=1, confirmed=small.confirmed, shown=shown, subject=subject

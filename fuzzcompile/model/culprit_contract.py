@@ -41,6 +41,7 @@ class AtenKernelJson(TypedDict):
     inputs: list[KernelInputJson]  # those tensors
     differs_by: float | None  # the largest difference, in units of the result's size
     about: NotRequired[KernelFault]  # ``layout``: it is right on contiguous copies of them; ``values`` otherwise
+    misreads: NotRequired[list[str]]  # of a fault of layout, the arguments whose contiguous copies repair it
     wrong_in: str  # the side that hands it such operands: ``eager`` or ``compiled``
 
 

@@ -18,7 +18,7 @@ import click
 
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.privacy import strip_password
-from fuzzcompile.model.severity import Severity
+from fuzzcompile.model.severity import FAIL_ON
 from fuzzcompile.model.targets import TARGETS
 
 # However its driver is spelt.
@@ -106,7 +106,9 @@ SETTINGS = (
         "a number of at least 0",
     ),
     Setting("baseline", "known bugs, which do not make the exit status 1", **_PATH),
-    Setting("fail-on", "the least severity that makes the exit status 1", **_list_words(list(map(str, Severity)))),
+    Setting(
+        "fail-on", "the least severity, or the verdict, that makes the exit status 1", **_list_words(list(FAIL_ON))
+    ),
     Setting(
         "ignore",
         "bugs that count as known, and files of a folder that are not judged",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from fuzzcompile.model.contract import OutputJson, ReportJson, read_target
 from fuzzcompile.model.evidence import ValuePair
+from fuzzcompile.model.verdicts import Verdict
 
 
 class Severity(StrEnum):
@@ -80,6 +82,29 @@ def rank(report: ReportJson | None) -> tuple[int, bool]:
     """Return a sort key, worst report first; of two alike, one from a device that ran before one for a target only."""
     own = rate_severity(report)
     return (len(Severity) if own is None else own.rank, report is not None and read_target(report) is not None)
+
+
+@dataclass(frozen=True)
+class FailOn:
+    """The bugs that make an exit status 1: those at least as severe as ``least``, or those of one ``verdict``."""
+
+    least: Severity | None = None
+    verdict: str | None = None
+
+    @classmethod
+    def parse(cls, word: str) -> FailOn:
+        """Read a word of `FAIL_ON`."""
+        return cls(least=Severity(word)) if word in list(Severity) else cls(verdict=word)
+
+    def counts(self, verdict: str | None, severity: Severity | None) -> bool:
+        """Return whether a bug counts; one whose severity is not known is as bad as any."""
+        if self.least is None:
+            return verdict == self.verdict
+        return severity is None or severity.reaches(self.least)
+
+
+# Severities, the worst first, and verdicts: of a word that is both, the severity.
+FAIL_ON = tuple(dict.fromkeys((*map(str, Severity), *(str(verdict) for verdict in Verdict if verdict.is_bug))))
 
 
 def _view_raises(output: OutputJson) -> bool:

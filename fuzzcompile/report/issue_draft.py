@@ -87,7 +87,7 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
         [] if facts.without_compiler or facts.eager_is_wrong else ["oncall: pt2"],
     )
     labels += ["module: correctness (silent)"] if facts.severity is Severity.SILENT else []
-    labels += [component[1]] if component else []
+    labels += [component[1]] if component else proof.list_kernel_labels(facts)
     machines = [] if facts.machines is None else [("Machines", scrub(seen_on(facts.machines)))]
     return {
         "facts": facts,

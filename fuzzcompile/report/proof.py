@@ -10,8 +10,8 @@ from fuzzcompile.model.contract import OutputJson, ReportJson, read_target
 from fuzzcompile.model.culprit_contract import CulpritJson, read_details
 from fuzzcompile.model.privacy import fold_lines, scrub
 from fuzzcompile.model.stages import BY_NAME, CODEGEN, DISPATCHER_LABEL, DYNAMO, INDUCTOR_LABEL
-from fuzzcompile.model.verdicts import VALUES
-from fuzzcompile.report.circumstances import several
+from fuzzcompile.model.verdicts import VALUES, Verdict
+from fuzzcompile.report.circumstances import WORDS, several
 from fuzzcompile.report.finding_facts import IssueFacts
 
 NEEDED = "also needed"
@@ -225,7 +225,7 @@ _RUNGS = {
 
 def name_component(facts: IssueFacts) -> tuple[str, str] | None:
     """The component and its label in PyTorch's issues: the culprit's, else that of the first backend that is wrong."""
-    if facts.without_compiler:
+    if facts.without_compiler or facts.verdict == Verdict.EAGER_WRONG:
         return None
     if facts.proved and facts.culprit is not None and facts.culprit.get("stage") in BY_NAME:
         stage = BY_NAME[str(facts.culprit["stage"])]
@@ -233,6 +233,15 @@ def name_component(facts: IssueFacts) -> tuple[str, str] | None:
         return ("Inductor's C++ code generation", "oncall: cpu inductor") if generated else (stage.title, stage.label)
     wrong = (rung["backend"] for rung in facts.shown.get("ladder") or () if rung["result"] in ("wrong", "raises"))
     return _RUNGS.get(next(wrong, ""))
+
+
+def list_kernel_labels(facts: IssueFacts) -> list[str]:
+    """The labels of issues about the ATen operator at fault; empty where it is the compiler that is."""
+    if facts.kernel is None or not (facts.without_compiler or facts.eager_is_wrong):
+        return []
+    by_name = [label for part, label in WORDS["operator_labels"].items() if part in facts.kernel]
+    device = WORDS["device_labels"].get((facts.device or "").partition(":")[0])
+    return [*by_name, *([device] if device else [])]
 
 
 def paths(facts: IssueFacts) -> str:
@@ -274,6 +283,14 @@ def source_link(facts: IssueFacts) -> str:
     return f"[{text}]({_REPOSITORY}/{commit}/{source}" + (f"#L{line})" if line is not None else ")")
 
 
+def describe_repair(facts: IssueFacts) -> str:
+    """Describe the repair of an operator with which eager mode is right."""
+    if not facts.by_layout:
+        return "once that operator is computed by other code"
+    copied = "".join(f" of `{name}`" for name in facts.misreads[:1]) if len(facts.misreads) == 1 else ""
+    return f"once that operator is called on contiguous copies{copied}"
+
+
 def proof(facts: IssueFacts) -> str:
     """Describe the proof of the culprit in one line; empty where nothing proves it."""
     if facts.without_compiler:
@@ -285,6 +302,8 @@ def proof(facts: IssueFacts) -> str:
     culprit = facts.culprit
     if culprit is None or not facts.proved:
         return ""
+    if facts.verdict == Verdict.EAGER_WRONG:
+        return f"eager mode agrees with the compiled program {describe_repair(facts)}."
     siblings = ", ".join(f"`{name}`" for name in culprit.get("siblings") or ())
     what = f"switching off this and {siblings}, which takes its place" if siblings else "switching off this alone"
     repairing = (entry for entry in facts.report.get("ablations") or () if entry.get("repairs"))

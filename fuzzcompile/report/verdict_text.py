@@ -143,6 +143,8 @@ def print_report(
         f"{meaning(report)} [torch {report['torch']}, {where}]")  # fmt: skip
     if report.get("detail"):
         say(f"  {report['detail']}")
+    if (side := report.get("wrong")) is not None:
+        say(f"  {WORDS['trust'][side]}")
     outputs = report["evidence"]["outputs"]
     differing = [output for output in outputs if output.get("finding") != "same"]
     wrong = [output for output in differing if report["is_bug"] and output["finding"] not in _CLOSE]
@@ -168,7 +170,7 @@ def print_report(
 def meaning(report: ReportJson) -> str:
     """Explain the report's verdict in a few words."""
     broken = broken_promise(report)
-    text = WORDS["meaning"].get(report["verdict"], "")
+    text = WORDS["meaning_by_side"].get(report.get("wrong")) or WORDS["meaning"].get(report["verdict"], "")
     if broken is not None and broken["promise"] == "run_to_run":
         text = "compiled gives other bits from run to run"
     elif broken is not None:

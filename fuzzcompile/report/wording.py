@@ -22,6 +22,7 @@ from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.verdicts import VALUES, Verdict
 from fuzzcompile.report.circumstances import WORDS, meaning_for
 from fuzzcompile.report.finding_facts import IssueFacts, read_constants
+from fuzzcompile.report.proof import describe_repair
 
 # Users that a bug hits, conditions that it takes, versions that have it: the sentences of a draft.
 
@@ -125,9 +126,11 @@ class Effect(NamedTuple):
 def describe_effect(facts: IssueFacts) -> Effect:
     """Describe the effect: what the compiled program does instead of what eager does."""
     verdict = facts.verdict
-    if facts.without_compiler:
+    if facts.without_compiler or _is_kernel_wrong(facts):
         does = WORDS["kernel_effect"].get(verdict, "gives wrong values")
-        return Effect(does, " for inputs that are not contiguous" if facts.by_layout else " in eager mode")
+        misread = [f"`{name}`" for name in facts.misreads]
+        which = f"a non-contiguous {' and '.join(misread)}" if misread else "inputs that are not contiguous"
+        return Effect(does, f" for {which}" if facts.by_layout else " in eager mode")
     if facts.promise is not None and facts.promise.startswith("fallback_random"):
         return Effect("draws other random numbers than eager", " with `fallback_random = True`")
     if written := _written(facts):
@@ -313,20 +316,20 @@ def why_not(facts: IssueFacts) -> str:
 
 def _sentences(facts: IssueFacts) -> Iterator[str]:
     yield _claim(facts, "`torch.compile`") + "."
-    if facts.without_compiler:
+    if facts.verdict == Verdict.EAGER_WRONG:
+        yield from _tell_eager_fault(facts)
+    elif facts.without_compiler:
         side = "eager mode gives it" if facts.eager_is_wrong else "compiled programs give it"
         yield f"No compiler is involved: the operator itself is wrong, on inputs that {side}."
         if not facts.eager_is_wrong:
             yield f"The table is of {_subject(facts)} under `torch.compile`."
         else:
             backward = "Autograd in eager mode makes that call in the backward of"
-            in_backward = facts.verdict == Verdict.WRONG_GRADIENT or "backward" in str(facts.kernel)
-            yield f"{backward if in_backward else 'Eager mode makes that call in'} {_subject(facts)}."
+            how = backward if facts.verdict == Verdict.WRONG_GRADIENT else "Eager mode makes that call in"
+            yield f"{how} {_subject(facts)}."
             if facts.proved:
-                other = "the operator called on contiguous copies" if facts.by_layout else "other code for the operator"
-                yield f"Backends that compute it in another way match {other}."
-            if facts.shown.get("ladder"):
-                yield "In the table, what agrees with eager mode is wrong."
+                yield "Backends that compute it in another way match the operator called on contiguous copies."
+            yield "In the table, what agrees with eager mode is wrong."
     else:
         if facts.target is not None and facts.verdict in VALUES:
             text = meaning_for(facts.report, "")
@@ -337,10 +340,32 @@ def _sentences(facts: IssueFacts) -> Iterator[str]:
     yield since(facts)
 
 
+def _is_kernel_wrong(facts: IssueFacts) -> bool:
+    return facts.verdict == Verdict.EAGER_WRONG and facts.kernel is not None
+
+
+def _tell_eager_fault(facts: IssueFacts) -> Iterator[str]:
+    """That the compiled program is right, how that was shown, and how far eager mode is off."""
+    if facts.kernel is not None:
+        maker = (
+            "Autograd makes that call in the backward of"
+            if "backward" in facts.kernel
+            else "Eager mode makes that call in"
+        )
+        yield f"{maker} {_subject(facts)}."
+        compiled = "The same program under `torch.compile` computes it in another way, and is right"
+        yield f"No compiler is involved. {compiled}: eager mode agrees with it {describe_repair(facts)}."
+    else:
+        yield f"The same program under `torch.compile` is right: {fold_lines(facts.detail)}."
+    yield _observed(facts)
+    yield "Nothing warns of it."
+
+
 def _claim(facts: IssueFacts, compiler: str) -> str:
     effect = describe_effect(facts)
-    if facts.without_compiler and facts.kernel:
-        return f"`torch.ops.{facts.kernel.removesuffix('.default')}` {effect.does}{effect.then}"
+    if facts.kernel and (facts.without_compiler or _is_kernel_wrong(facts)):
+        on = f" on {_device(facts)}" if facts.device else ""
+        return f"`torch.ops.{facts.kernel.removesuffix('.default')}` {effect.does}{on}{effect.then}"
     # An error of the compiler needs no "under torch.compile".
     bare = facts.without_compiler or facts.verdict in (Verdict.COMPILE_ERROR, Verdict.EAGER_WRONG)
     bare |= facts.target is not None

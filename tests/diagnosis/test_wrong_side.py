@@ -35,6 +35,7 @@ def test_a_kernel_of_eager_mode_is_named(judged, fault: SharedFault):
     assert (report["verdict"], report["wrong"], report["confidence"]) == ("eager_wrong", "eager", "high")
     assert (report["culprit"]["stage"], report["culprit"]["rewrite"]) == ("aten", str(fault))
     assert report["culprit"]["details"]["aten_kernel"]["about"] == "values"
+    assert report["workaround"]["how"].startswith("torch.compile(model)")
     assert report["signature"] == f"aten:-:{fault.operator._opname}" and report["severity"] == "silent"
 
 
@@ -53,7 +54,8 @@ def test_a_kernel_that_is_wrong_on_one_layout_alone_is_told_as_such(judged):
     kernel = report["culprit"]["details"]["aten_kernel"]
     assert (report["verdict"], kernel["about"], kernel["wrong_in"]) == ("eager_wrong", "layout", "eager")
     assert kernel["inputs"][0]["stride"] == [1, 8]
-    assert "contiguous()" in report["workaround"]["how"] and report["workaround"]["verified"]
+    assert kernel["misreads"] == ["self"]
+    assert "x = x.contiguous()" in report["workaround"]["how"] and report["workaround"]["verified"]
 
 
 @pytest.mark.slow
@@ -90,7 +92,9 @@ def test_batch_norms_backward_is_wrong_on_a_transposed_gradient(judged, dtype: s
     report = judged(body, backward=True, dtype=dtype, shape=(3, 2, 4, 1))
     assert (report["verdict"], report["wrong"], report["confidence"]) == ("eager_wrong", "eager", "high")
     assert report["culprit"]["rewrite"] == "aten.native_batch_norm_backward.default"
-    assert report["culprit"]["details"]["aten_kernel"]["about"] == "layout"
+    kernel = report["culprit"]["details"]["aten_kernel"]
+    assert (kernel["about"], kernel["misreads"]) == ("layout", ["grad_out"])
+    assert "register_hook" in report["workaround"]["how"] and "its input" not in report["workaround"]["how"]
 
 
 def test_an_error_says_for_itself_whose_it_is(judged):

@@ -80,6 +80,27 @@ class ContestedCall:
             return None if fits is None or fits[0] == fits[1] else fits[1]
         return None
 
+    def list_misread(self) -> list[str]:
+        """The arguments that a kernel misreads by their layout: without the others' copies, theirs repair it."""
+        strided = [name for name, value in self._name_arguments().items() if not is_contiguous(value)]
+        copied = functools.partial(self._compute_with_copies, self._name_arguments())
+        try:
+            right = copied(strided)
+            alone = [
+                name for name in strided if _measure_change(self.arguments, copied([name]), right) <= SEMANTIC_STEP
+            ]
+        except (RuntimeError, TypeError, ValueError, NotImplementedError):  # it refuses some combination
+            return strided
+        return alone[:1] or strided
+
+    def _name_arguments(self) -> dict[str, Any]:
+        named = zip((argument.name for argument in self.operator._schema.arguments), self.arguments[0], strict=False)
+        return {**dict(named), **self.arguments[1]}
+
+    def _compute_with_copies(self, named: Mapping[str, Any], copied: Collection[str]) -> list[torch.Tensor | None]:
+        given = {name: make_contiguous(value) if name in copied else value for name, value in copy_tree(named).items()}
+        return _list_computed(self.operator, self.operator(**given), ((), given))
+
     def describe_inputs(self) -> str:
         """The dtype, sizes and strides of each tensor among the arguments."""
         return ", ".join(map(_describe_tensor, _list_tensors(self.arguments)))

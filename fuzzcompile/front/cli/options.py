@@ -204,7 +204,9 @@ contract = click.option(
     "alone and in a batch, run to run).",
 )
 fail_on = setting_option(
-    "fail-on", help="Exit with 1 only for a bug that is at least this severe; the worst stands first here."
+    "fail-on",
+    help="Exit with 1 only for a bug that is at least this severe (silent ... accepts_invalid, the worst first), or "
+    "only for this verdict: eager_wrong and miscompile tell the side that is wrong.",
 )
 ignore = setting_option(
     "ignore",

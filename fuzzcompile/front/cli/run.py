@@ -291,7 +291,7 @@ class _CampaignCommand:
         from rich.console import Console
 
         from fuzzcompile.fuzz.campaign.campaign_display import print_summary
-        from fuzzcompile.model.severity import Severity
+        from fuzzcompile.model.severity import FailOn
 
         if self.as_json:
             click.echo(json.dumps(summary.to_json(), allow_nan=False))
@@ -305,7 +305,7 @@ class _CampaignCommand:
         if idle:
             raise EnvironmentUnfit(" ".join(idle) + " Give more budget, or programs that it can match: --from CASE.")
         fails = self.fail_on_finding and bool(summary.findings)
-        return 1 if fails or (self.fail_on is not None and summary.has_severity(Severity(self.fail_on))) else 0
+        return 1 if fails or (self.fail_on is not None and summary.shows(FailOn.parse(self.fail_on))) else 0
 
 
 # ``fuzzcompile generate``.

@@ -18,7 +18,7 @@ from fuzzcompile.front.cli.options import setting_option
 from fuzzcompile.model.conditions import Conditions, Question
 from fuzzcompile.model.errors import CaseError
 from fuzzcompile.model.hints import CommandSubject
-from fuzzcompile.model.severity import Severity, rank, rate_severity
+from fuzzcompile.model.severity import FailOn, Severity, rank, rate_severity
 
 if TYPE_CHECKING:
     from fuzzcompile.diagnosis.worker.file_triage import FileAnswer
@@ -145,7 +145,7 @@ class _TriageCommand:
         if not self.as_json and sum(answer.report is not None for answer in self.answers) > 1:
             _list_bugs(self.answers)
         self._write_ci_files()
-        return compute_status(self.answers, None if self.fail_on is None else Severity(self.fail_on))
+        return compute_status(self.answers, None if self.fail_on is None else FailOn.parse(self.fail_on))
 
     @contextlib.contextmanager
     def _log_events(self, files: Sequence[Path]) -> Iterator[EventLog]:
@@ -235,14 +235,16 @@ def list_case_files(paths: Sequence[Path], ignored: IgnorePatterns | None = None
     return files
 
 
-def compute_status(answers: Sequence[FileAnswer], least: Severity | None = None) -> int:
-    """3 if any file could not be judged, else 2 if any is no case, else 1 if any is a bug (of ``least``), else 0.
+def compute_status(answers: Sequence[FileAnswer], fail_on: FailOn | None = None) -> int:
+    """3 if any file could not be judged, else 2 if any is no case, else 1 if a bug counts (any by default), else 0.
 
-    What is by design counts where ``least`` is that.
+    What is by design is no bug, and counts where that is asked for.
     """
     statuses = {answer.status for answer in answers if answer.status != 1}
-    rated = [(answer.status, rate_severity(answer.report)) for answer in answers]
-    bugs = [severity for status, severity in rated if status == 1]
-    counted = any(least is None or severity is None or severity.reaches(least) for severity in bugs)
-    counted |= least is Severity.BY_DESIGN and any(severity is least for _, severity in rated)
+    bugs = [answer.report for answer in answers if answer.status == 1]
+    counted = any(
+        fail_on is None or fail_on.counts(str((bug or {}).get("verdict")), rate_severity(bug)) for bug in bugs
+    )
+    if fail_on is not None and fail_on.least is Severity.BY_DESIGN:
+        counted |= any(rate_severity(answer.report) is Severity.BY_DESIGN for answer in answers)
     return max(statuses | {int(counted)})

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fuzzcompile.fuzz.campaign.budget import CampaignBudget
 from fuzzcompile.fuzz.cluster.cluster_state import ClusterChange, ClusterState
 from fuzzcompile.fuzz.focus.focus_request import FocusTally
-from fuzzcompile.model.severity import Severity
+from fuzzcompile.model.severity import FailOn, Severity
 from fuzzcompile.programs.shrink.outcome import MinimizeResult
 from fuzzcompile.run.pool.worker_pool import WorkerState
 
@@ -160,9 +160,10 @@ class Finished:
     source: Mapping[str, object] = field(default_factory=dict)
     focus: FocusTally | None = None
 
-    def has_severity(self, least: Severity) -> bool:
-        """Return whether a finding is at least as severe as ``least``."""
-        return any(line.severity is not None and Severity(line.severity).reaches(least) for line in self.findings)
+    def shows(self, fail_on: FailOn) -> bool:
+        """Return whether a finding counts."""
+        rated = ((line.verdict, line.severity) for line in self.findings)
+        return any(severity is not None and fail_on.counts(verdict, Severity(severity)) for verdict, severity in rated)
 
     def to_json(self) -> dict[str, object]:
         """Return the summary as plain data."""

@@ -8,6 +8,7 @@ because such a kernel may crash; it prints one JSON object, or nothing if no ker
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 from collections.abc import Iterator
@@ -28,10 +29,13 @@ from fuzzcompile.programs.ir.case_source import (
     make_contiguous,
 )
 from fuzzcompile.programs.ir.program import Fill, Input
+from fuzzcompile.run.reference.formula_text import WrittenArray, write_formulas
 from fuzzcompile.run.tensors import copy_tree
 
 # Beyond rounding: relative to the largest element of the result.
 _SHARE = 1e-3
+# Characters of a formula that a reader takes in.
+_LONGEST_FORMULA = 240
 
 
 def main(path: str, operator: str | None = None) -> None:
@@ -87,17 +91,18 @@ def _write_script(call: AtenCall, *, drawn: bool) -> str:
 
 
 def _write_expecting_script(call: AtenCall) -> Iterator[str]:
-    """A script that holds the first wrong result of a call against the values that other code computes."""
+    """Scripts that hold a wrong result of a call against its formula, or the values that other code computes."""
     own = call.operator(*copy_tree(call.args), **copy_tree(dict(call.kwargs)))
     results = own if isinstance(own, tuple | list) else (own,)
     expected = compute_otherwise(call.operator, (tuple(call.args), dict(call.kwargs))) or []
     for number, (result, values) in enumerate(zip(results, expected, strict=False)):
-        if not isinstance(result, torch.Tensor) or values is None or values.numel() > MOST_LITERALS:
+        if not isinstance(result, torch.Tensor) or values is None or not _differ(result, values.to(result.dtype)):
             continue
-        values = values.to(result.dtype)
-        if _differ(result, values):
+        taken = f"[{number}]" if isinstance(own, tuple | list) else ""
+        yield from _write_formula_script(call, number, taken)
+        if values.numel() <= MOST_LITERALS:
+            values = values.to(result.dtype)
             lines, arguments, kwargs = _write_arguments(call, drawn=False)
-            taken = f"[{number}]" if isinstance(own, tuple | list) else ""
             yield "\n".join([
                 "import torch",
                 "",
@@ -106,6 +111,46 @@ def _write_expecting_script(call: AtenCall) -> Iterator[str]:
                 f"result = {_name_operator(call)}({', '.join(arguments)}{kwargs}){taken}",
                 "torch.testing.assert_close(result, expected, equal_nan=True)",
             ]) + "\n"  # fmt: skip
+
+
+def _write_formula_script(call: AtenCall, number: int, taken: str) -> Iterator[str]:
+    """A script that holds result ``number`` of a call against its formula; none where it has no short text."""
+    tensors = dict[str, torch.Tensor]()
+
+    def write(name: str, value: object) -> object:
+        if isinstance(value, list | tuple):
+            return [write(f"{name}{place}", part) for place, part in enumerate(value)]
+        if not isinstance(value, torch.Tensor):
+            return value
+        variable = name if name != "self" else "x"
+        tensors[variable] = value
+        return WrittenArray((value.double() if value.is_floating_point() else value).numpy(), variable)
+
+    schema = call.operator._schema.arguments
+    given = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    given |= dict(zip((argument.name for argument in schema), call.args, strict=False)) | dict(call.kwargs)
+    written = write_formulas(call.operator._opname, {name: write(name, value) for name, value in given.items()})
+    text = written[number] if number < len(written) else None
+    if text is None or len(text) > _LONGEST_FORMULA:
+        return
+    used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+    arrays = [f"{name} = {name}{'.double()' if x.is_floating_point() else ''}.numpy()" for name, x in tensors.items()
+              if name in used]  # fmt: skip
+    # A backward operator gets results of its forward one, which random values are not.
+    drawn = "backward" not in call.operator._opname
+    lines, arguments, kwargs = _write_arguments(call, drawn=drawn)
+    yield "\n".join([
+        *(["import math", ""] if "math" in used else []),
+        *(["import numpy"] if "numpy" in used else []),
+        "import torch",
+        "",
+        *(["torch.manual_seed(0)"] if drawn else []),
+        *lines,
+        f"result = {_name_operator(call)}({', '.join(arguments)}{kwargs}){taken}",
+        *arrays,
+        f"expected = {text}",
+        "torch.testing.assert_close(result, torch.as_tensor(expected, dtype=result.dtype), equal_nan=True)",
+    ]) + "\n"  # fmt: skip
 
 
 def _name_operator(call: AtenCall) -> str:

@@ -52,12 +52,18 @@ class FormulaCall:
 
 
 Formula: TypeAlias = Callable[[FormulaCall], Any]
-_erf = np.frompyfunc(math.erf, 1, 1)
+_erf, _erfc = np.frompyfunc(math.erf, 1, 1), np.frompyfunc(math.erfc, 1, 1)
 
 
 def erf(x: Array) -> Array:
     """The error function, by Python's."""
-    return np.asarray(_erf(x), dtype=np.float64)
+    return _in_float64(_erf(x))
+
+
+def _in_float64(x: Any) -> Array:
+    """What a function of Python's made of an array."""
+    converted: Array = np.positive(x, dtype=np.float64, casting="unsafe")
+    return converted
 
 
 def _sigmoid(x: Array) -> Array:
@@ -145,7 +151,11 @@ def _vector_norm(call: FormulaCall) -> Any:
 
 
 def _softmax(x: Array, dim: int) -> Any:
-    return np.exp(x - _log_sum_exp(x, dim, True))
+    return np.exp(_log_softmax(x, dim))
+
+
+def _log_softmax(x: Array, dim: int) -> Any:
+    return x - np.logaddexp.reduce(x, axis=dim, keepdims=True)
 
 
 def _sort(call: FormulaCall) -> Any:
@@ -335,7 +345,7 @@ FORMULAS: dict[str, Formula] = {
         "acosh": np.arccosh, "atanh": np.arctanh, "sqrt": np.sqrt, "neg": np.negative, "abs": np.abs,
         "sign": np.sign, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "isnan": np.isnan, "isinf": np.isinf,
         "logical_not": np.logical_not, "bitwise_not": np.invert, "erf": erf, "sigmoid": _sigmoid,
-        "erfc": lambda x: np.asarray(np.frompyfunc(math.erfc, 1, 1)(x), dtype=np.float64),
+        "erfc": lambda x: _in_float64(_erfc(x)),
         "rsqrt": lambda x: 1 / np.sqrt(x), "reciprocal": lambda x: 1 / x, "relu": lambda x: np.maximum(x, 0),
         "silu": lambda x: x * _sigmoid(x), "mish": lambda x: x * np.tanh(np.logaddexp(0, x)),
         "hardsigmoid": lambda x: np.clip(x + 3, 0, 6) / 6, "hardswish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
@@ -385,7 +395,7 @@ FORMULAS: dict[str, Formula] = {
     "cumprod": lambda call: np.cumprod(call.x, axis=call.dim),
     "sort": _sort,
     "_softmax": lambda call: _softmax(call.x, call.dim),
-    "_log_softmax": lambda call: call.x - _log_sum_exp(call.x, call.dim, True),
+    "_log_softmax": lambda call: _log_softmax(call.x, call.dim),
     # products
     "mm": lambda call: np.matmul(call.x, call.mat2),
     "bmm": lambda call: np.matmul(call.x, call.mat2),

@@ -1,4 +1,4 @@
-"""`--fail-on`: only a bug that is bad enough gives the exit status 1; a file that could not be judged still counts."""
+"""`--fail-on`: only a bug that is asked for gives the exit status 1; a file that could not be judged still counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from calling import call, sentence
 
 from fuzzcompile.diagnosis.worker.file_triage import FileAnswer
 from fuzzcompile.front.cli.triage import compute_status
-from fuzzcompile.model.severity import Severity
+from fuzzcompile.model.severity import FAIL_ON, FailOn
 
 
 def answer(verdict: str, status: int = 1) -> FileAnswer:
@@ -17,26 +17,38 @@ def answer(verdict: str, status: int = 1) -> FileAnswer:
 
 
 @pytest.mark.parametrize(
-    ("least", "verdicts", "status"),
+    ("word", "verdicts", "status"),
     [
         (None, ["accepts_invalid"], 1),
-        (Severity.SILENT, ["accepts_invalid", "aliasing", "compile_error"], 0),
-        (Severity.ERROR, ["accepts_invalid", "crash"], 1),
-        (Severity.ACCEPTS_INVALID, ["accepts_invalid"], 1),
-        (Severity.LAYOUT, ["miscompile"], 1),
+        ("silent", ["accepts_invalid", "aliasing", "compile_error"], 0),
+        ("silent", ["eager_wrong"], 1),
+        ("error", ["accepts_invalid", "crash"], 1),
+        ("accepts_invalid", ["accepts_invalid"], 1),
+        ("layout", ["miscompile"], 1),
+        ("eager_wrong", ["miscompile", "wrong_gradient", "crash"], 0),
+        ("eager_wrong", ["miscompile", "eager_wrong"], 1),
+        ("miscompile", ["eager_wrong"], 0),
+        ("miscompile", ["miscompile"], 1),
     ],
 )
-def test_what_is_bad_enough(least, verdicts, status):
-    assert compute_status([answer(verdict) for verdict in verdicts], least) == status
+def test_what_counts(word, verdicts, status):
+    fail_on = None if word is None else FailOn.parse(word)
+    assert compute_status([answer(verdict) for verdict in verdicts], fail_on) == status
+
+
+def test_a_word_is_a_severity_or_the_verdict_of_a_bug():
+    assert {"silent", "layout", "eager_wrong", "miscompile"} <= set(FAIL_ON)
+    assert not {"equal", "rounding"} & set(FAIL_ON)
 
 
 def test_what_could_not_be_judged_or_is_known(tmp_path):
     unjudged = FileAnswer(Path("c.py"), None, "no memory", 3)
-    assert compute_status([unjudged, answer("miscompile")], Severity.SILENT) == 3
-    assert compute_status([answer("miscompile", status=0)], Severity.SILENT) == 0, "the baseline knows it"
+    assert compute_status([unjudged, answer("miscompile")], FailOn.parse("silent")) == 3
+    assert compute_status([answer("miscompile", status=0)], FailOn.parse("silent")) == 0, "the baseline knows it"
 
 
 @pytest.mark.parametrize("command", ["run", "triage"])
-def test_a_severity_that_there_is_not(command, capsys):
+def test_a_word_that_there_is_not(command, capsys):
     assert call(command, "--fail-on", "terrible") == 2
-    assert "silent" in sentence(capsys)
+    said = sentence(capsys)
+    assert "silent" in said and "eager_wrong" in said

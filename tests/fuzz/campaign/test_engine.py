@@ -28,7 +28,7 @@ from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.model import hints
 from fuzzcompile.model.errors import EnvironmentUnfit, MachineUnfit
 from fuzzcompile.model.judge_task import JudgeResult, JudgeTask
-from fuzzcompile.model.severity import Severity
+from fuzzcompile.model.severity import FailOn, Severity
 from fuzzcompile.model.verdicts import CoverageCount
 from fuzzcompile.programs.shrink.outcome import MinimizeResult, SearchTally
 from fuzzcompile.run.pool.worker import WorkerCrashed
@@ -253,9 +253,9 @@ def test_findings_that_turn_out_to_be_one_are_one_everywhere(tmp_path):
     assert all(line["new"] for line in said) and summary.tally.new_findings == summary.tally.findings == 2
     assert not {path.stem for path in (tmp_path / "drafts").glob("F*.md")} - {"F1", "F3"}
     assert store.finding("F6").public_id == "F3"
-    assert summary.has_severity(Severity.SILENT) and not replace(summary, findings=summary.findings[1:]).has_severity(
-        Severity.LAYOUT
-    )
+    lesser = replace(summary, findings=summary.findings[1:])
+    assert summary.shows(FailOn(Severity.SILENT)) and not lesser.shows(FailOn(Severity.LAYOUT))
+    assert lesser.shows(FailOn(verdict=said[1]["verdict"])) and not summary.shows(FailOn(verdict="eager_wrong"))
     out = io.StringIO()
     print_summary(Console(file=out, width=200), summary)
     assert (

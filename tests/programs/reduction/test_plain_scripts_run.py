@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fuzzcompile
 from fuzzcompile.programs.scripts.clean_process import run_alone
@@ -98,20 +99,77 @@ def find_wrong_kernel(source: str, *operator: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "operator, call, wrong",
+    "operator, call, wrong, expected",
     [
-        ("cosh", "x.cosh()", "args[0].exp() * 0.51 + (-args[0]).exp() / 2"),  # has a definition
-        ("huber_loss", "F.huber_loss(x, x * 2 + 1)", "(args[0] - args[1]).abs().mean()"),  # has a decomposition alone
+        ("cosh", "x.cosh()", "args[0].exp() * 0.51 + (-args[0]).exp() / 2", "numpy.cosh(x)"),
+        (
+            "_softmax",
+            "x.softmax(-1)",
+            "args[0].exp()",
+            "numpy.exp(x - numpy.logaddexp.reduce(x, axis=-1, keepdims=True))",
+        ),
+        ("gelu", "F.gelu(x)", "args[0].sigmoid()", "x / 2 * (1 + numpy.vectorize(math.erf)(x / 1.4142135623730951))"),
+        (
+            "huber_loss",
+            "F.huber_loss(x, x * 2 + 1)",
+            "(args[0] - args[1]).abs().mean()",
+            None,
+        ),  # has a decomposition alone
     ],
 )
-def test_a_kernel_that_is_wrong_in_every_layout_is_held_against_other_code(operator, call, wrong):
+def test_a_kernel_that_is_wrong_in_every_layout_is_held_against_its_formula(operator, call, wrong, expected):
     planted = WRONG_IN_EVERY_LAYOUT.format(operator=operator, call=call, wrong=wrong)
     answer = find_wrong_kernel(planted, f"aten.{operator}.default")
-    (script,) = answer["scripts"]
-    assert f"torch.ops.aten.{operator}(" in script and "expected = torch.tensor(" in script
-    assert len(script.strip().splitlines()) <= 10
+    script, *others = answer["scripts"]
+    assert f"torch.ops.aten.{operator}(" in script and "torch.compile" not in script
+    assert f"expected = {'torch.tensor(' if expected is None else expected}" in script
+    assert len(others) == (expected is not None) and len(script.strip().splitlines()) <= 11
     registered = planted[: planted.index("def make")]
     assert "AssertionError" in run_alone(registered + script).output
+    assert run_alone(script).status == 0
+
+
+BATCH_NORM = """
+import torch
+import torch.nn.functional as F
+
+BACKWARD = True
+
+def program(x):
+    return F.batch_norm(x, None, None, training=True).squeeze(-1).transpose(1, 2)
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(2, 2, 2, 1, requires_grad=True),)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the kernel of this torch")
+def test_where_eager_is_wrong_an_issue_has_a_script_of_eager_mode_alone():
+    kernel = {"operator": "aten.native_batch_norm_backward.default", "wrong_in": "eager", "about": "layout"}
+    culprit = {"stage": "aten", "rewrite": kernel["operator"], "details": {"kind": "values", "aten_kernel": kernel}}
+    found = {**report("eager_wrong"), "culprit": culprit}
+    shown = build_issue_script(BATCH_NORM, choose_script(BATCH_NORM, found), found)
+    script = shown["eager_only"]
+    assert "torch.ops.aten.native_batch_norm_backward" in script and "torch.compile" not in script
+    assert len(script.splitlines()) <= 12 and shown["eager_is_wrong"] and "ladder" not in shown
+    assert shown["eager_only_output"].startswith("AssertionError: Tensor-likes are not close!")
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_a_backward_kernel_is_held_against_its_formula_or_contiguous_copies(strided):
+    """A fault of every layout, and one of strided gradients alone."""
+    planted = WRONG_IN_EVERY_LAYOUT.format(
+        operator="silu_backward",
+        call="F.silu(x.t() if STRIDED else x).t()" if strided else "F.silu(x)",
+        wrong="args[0] * args[1].sigmoid() * (1 if args[1].is_contiguous() else 2)" if strided else "args[0] * 2",
+    )
+    planted = f"BACKWARD = True\nSTRIDED = {strided}\n{planted}".replace("(2, 3),)", "(2, 3, requires_grad=True),)")
+    script = find_wrong_kernel(planted, "aten.silu_backward.default")["scripts"][0]
+    expected = "op(*contiguous)" if strided else "expected = grad_output * (1 / (1 + numpy.exp(-x)))"
+    assert expected in script and "torch.compile" not in script
+    assert "AssertionError" in run_alone(planted[: planted.index("def make")] + script).output
     assert run_alone(script).status == 0
 
 

@@ -149,7 +149,7 @@ def test_an_operator_that_is_wrong_without_a_compiler_comes_first(named):
         shown={**SHOWN, "eager_only": eager, "eager_only_output": "off by 3.0"},
     )
     page = visible(text)
-    title = "`torch.ops.aten.tril_backwards` gives wrong values for inputs that are not contiguous"
+    title = "`torch.ops.aten.tril_backwards` gives wrong values on the CPU for inputs that are not contiguous"
     assert text.startswith(f"# {title}\n")
     assert "The table is of `torch.add(x, a @ b, alpha=0.5)` under `torch.compile`." in page
     assert f"```python\n{eager}\n```\n```\noff by 3.0\n```" in page and PLAIN not in page
@@ -171,13 +171,43 @@ def test_a_kernel_that_eager_mode_alone_calls_is_no_fault_of_the_compiler():
     culprit = {**CULPRIT, "stage": "aten", "details": {"kind": "values", "aten_kernel": kernel}}
     eager = "import torch\nprint(torch.ops.aten.tril_backwards(x))"
     text = draft("eager_wrong", culprit=culprit, cause=None, shown={"eager_only": eager, "eager_is_wrong": True})
-    assert text.startswith("# `torch.ops.aten.tril_backwards` gives wrong values in eager mode\n")
+    title = "`torch.ops.aten.tril_backwards` gives wrong values on the CPU in eager mode"
+    assert text.startswith(f"# {title}\n")
     page = visible(text)
     assert f"```python\n{eager}\n```" in page and "other code" in page and "In the table" not in page
+    assert (
+        "No compiler is involved. The same program under `torch.compile` computes it in another way, and is right"
+        in page
+    )
     assert text.count("`module: correctness (silent)`") == 1 and "`oncall:" not in text
+    assert "`module: autograd`, `module: cpu`" in text
     alone = draft("eager_wrong", culprit=culprit, cause=None, shown={})
-    assert "gives wrong values in eager mode; compiled it is right" in alone.splitlines()[0]
-    assert "under `torch.compile`" not in visible(alone)
+    assert alone.startswith(
+        f"# {title}\n"
+    ) and "agrees with the compiled program once that operator is computed by other code" in visible(alone)
+
+
+def test_a_kernel_that_misreads_an_operand_names_it():
+    kernel = {
+        "operator": "aten.native_batch_norm_backward.default",
+        "inputs": [],
+        "wrong_in": "eager",
+        "about": "layout",
+        "misreads": ["grad_out"],
+    }
+    culprit = {**CULPRIT, "stage": "aten", "details": {"kind": "values", "aten_kernel": kernel}}
+    text = draft("eager_wrong", culprit=culprit, cause=None, shown={"eager_only": "op(x)", "eager_is_wrong": True})
+    title = "`torch.ops.aten.native_batch_norm_backward` gives wrong values on the CPU for a non-contiguous `grad_out`"
+    assert text.startswith(f"# {title}\n")
+    assert "agrees with it once that operator is called on contiguous copies of `grad_out`" in visible(text)
+    labels = "`module: correctness (silent)`, `module: norms and normalization`, `module: autograd`, `module: cpu`"
+    assert labels in text
+
+
+def test_where_no_operator_is_known_it_is_the_program_that_eager_mode_computes_wrongly():
+    culprit = {**CULPRIT, "stage": "aten", "rewrite": None, "details": {}}
+    text = draft("eager_wrong", culprit=culprit, cause=None, shown={})
+    assert "gives wrong values in eager mode, where the compiled program is right" in text.splitlines()[0]
 
 
 def test_what_a_composite_operator_calls_on_either_side_is_said():

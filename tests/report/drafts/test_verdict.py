@@ -57,6 +57,22 @@ def test_metadata_has_no_numbers_in_the_table():
     assert "1.0e-07" not in text and "noise" not in text
 
 
+@pytest.mark.parametrize(
+    ("verdict", "side", "trusts", "means"),
+    [
+        ("miscompile", "compiled", "trust eager mode", "compiled computes wrong values"),
+        ("wrong_gradient", "compiled", "trust eager mode", "compiled computes wrong gradients"),
+        ("eager_wrong", "eager", "trust the compiled program", "eager mode computes wrong values"),
+        ("miscompile", "both", "trust neither side:", "both are wrong"),
+        ("wrong_gradient", "undecided", "undecided, and confidence is low", "it is not known which are right"),
+    ],
+)
+def test_one_sentence_says_which_side_to_trust(verdict, side, trusts, means):
+    first, *others = printed(report(verdict, output(), wrong=side)).splitlines()
+    assert means in first
+    assert trusts in next(line for line in others if line.startswith("  trust "))
+
+
 def test_the_answer_fits_and_is_plain():
     name = "gradient of parameter model.encoder.layers.11.self_attention.output_projection.weight"
     wide = output(
