@@ -66,7 +66,7 @@ def find_wrong_side(experiments: Experiments, trial: Trial, decision: Decision) 
         return None
     if trial.sampled is not None or (experiments.runs.draws and not experiments.runs.reference_draws_alike):
         return SideVerdict("undecided", "random numbers were compared by their distribution")
-    second, mode = _run_second(experiments.runs)
+    second, mode = run_second(experiments.runs)
     if second.failure is not None:
         return SideVerdict("undecided", f"a second reference cannot be run: it raises {second.failure}")
     wrong = [call for call in mode.contested if call.kernel_is_wrong]
@@ -88,7 +88,8 @@ def find_wrong_side(experiments: Experiments, trial: Trial, decision: Decision) 
     return SideVerdict("compiled", why, unopposed=mode.unopposed)
 
 
-def _run_second(made: CaseRuns, repaired: Sequence[ContestedCall] = ()) -> tuple[Observation, SecondReference]:
+def run_second(made: CaseRuns, repaired: Sequence[ContestedCall] = ()) -> tuple[Observation, SecondReference]:
+    """The second reference of a case, with another opinion's values for the ``repaired`` calls."""
     program = build(made.case, made.device, double=True, streamed=True)
     mode = SecondReference(native=program.dtype, repaired={call.number for call in repaired})
     return runs.observe(made.case, program, program.model, around=mode), mode
@@ -99,31 +100,36 @@ def _judge_repaired(experiments: Experiments, trial: Trial, wrong: Sequence[Cont
     alone = (call for call in wrong if len(wrong) > 1 and _is_repaired(experiments, trial, [call]))
     if len(wrong) == 1 or (found := next(alone, None)) is None:
         found = wrong[0]
-    inputs = found.describe_inputs()
-    beside = {
-        "formula": "its formula",
-        "contiguous": "itself on contiguous copies",
-        "decomposition": "its own derivative",
-    }[found.opinion.by]
-    said = f"eager's {found.operator} contradicts {beside} (inputs: {inputs})"
+    said = name_contradiction(found)
     if _is_repaired(experiments, trial, wrong):
         return SideVerdict("eager", f"{said}; with that repaired, compiled is right", found)
     return SideVerdict("both", f"{said}; with that repaired, compiled is wrong all the same", found)
 
 
+def name_contradiction(call: ContestedCall) -> str:
+    """What a kernel of eager mode contradicts, and on which inputs."""
+    beside = {
+        "formula": "its formula",
+        "contiguous": "itself on contiguous copies",
+        "decomposition": "its own derivative",
+        "float64": "itself in float64",
+    }[call.opinion.by]
+    return f"eager's {call.operator} contradicts {beside} (inputs: {call.describe_inputs()})"
+
+
 def _is_repaired(experiments: Experiments, trial: Trial, calls: Sequence[ContestedCall]) -> bool:
     """Return whether the compiled program is right beside the second reference with these calls repaired."""
     made = experiments.runs
-    exact, _ = _run_second(made, calls)
+    exact, _ = run_second(made, calls)
     if exact.failure is not None:
         return False
     right = reshape_like_eager(made.eager, exact)
-    noisy = [_move(right, made.eager, sample) for sample in experiments.noisy]
+    noisy = [move_values(right, made.eager, sample) for sample in experiments.noisy]
     judged = judge(Observations(right, right, exact, noisy, trial.observation))
     return judged.verdict in HARMLESS and not judged.suspicious
 
 
-def _move(right: Observation, eager: Observation, sample: Observation) -> Observation:
+def move_values(right: Observation, eager: Observation, sample: Observation) -> Observation:
     """The values that are right, moved by what rounding moved eager's by in a perturbed run."""
     before, after = eager.index_by_name(), sample.index_by_name()
 
@@ -215,20 +221,24 @@ def _measure_slope(made: CaseRuns, name: str, direction: torch.Tensor, share: fl
     return (losses[0] - losses[1]) / (2 * step)
 
 
-def attribute_eager_fault(side: SideVerdict, attribution: Attribution) -> Attribution:
-    """The attribution with the kernel of eager mode that is at fault, and the run that proves it."""
+def attribute_eager_fault(side: SideVerdict, attribution: Attribution, *, compiled: bool) -> Attribution:
+    """The attribution with the kernel of eager mode that is at fault, and the run that proves it.
+
+    Where no program was ``compiled``, a kernel that is wrong in any layout has no workaround.
+    """
     if side.call is None:
         return replace(attribution, culprit=word_eager_fault(side))
     by_layout = side.call.opinion.by_layout
     ablation = Ablation(
         f"eager mode with {side.call.operator} {'on contiguous operands' if by_layout else 'replaced'}", True, None
     )
-    workaround = Workaround(
+    told = Workaround(
         f"in eager mode, give {side.call.operator} contiguous tensors: x.contiguous(), or "
         "x.register_hook(lambda g: g.contiguous()) where it is the gradient of x"
         if by_layout
         else "torch.compile(model): the compiled program is right"
     )
+    workaround = told if by_layout or compiled else None
     return replace(attribution, culprit=word_eager_fault(side), ablations=[ablation], workaround=workaround)
 
 

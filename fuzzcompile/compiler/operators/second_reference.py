@@ -25,11 +25,11 @@ from fuzzcompile.compiler.functional_run import OperatorMode
 from fuzzcompile.compiler.operators.decompositions import find_decomposition
 from fuzzcompile.compiler.operators.operator_application import Arguments, is_contiguous, make_contiguous
 from fuzzcompile.model.facts import facts
-from fuzzcompile.model.thresholds import DERIVATIVE_TOLERANCE, DIFFERENCE_STEP, SEMANTIC_STEP, VANISHING
+from fuzzcompile.model.thresholds import ALWAYS_ALLOWED, DERIVATIVE_TOLERANCE, DIFFERENCE_STEP, SEMANTIC_STEP, VANISHING
 from fuzzcompile.run import metrics
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.reference.formulas import FORMULAS, FormulaCall
-from fuzzcompile.run.tensors import Operator, copy_tree, share_storage
+from fuzzcompile.run.tensors import Operator, copy_tree, double_dtype, share_storage
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -42,7 +42,7 @@ _MOVING = ("convert_element_type", "broadcast_in_dim", "clone", "copy_to", "_to_
 # Contested calls that are kept, with their arguments.
 _MOST_CONTESTED = 20
 
-Opinion = Literal["contiguous", "formula", "decomposition"]
+Opinion = Literal["contiguous", "formula", "decomposition", "float64"]
 """How an operator was computed beside its kernel."""
 Compute: TypeAlias = Callable[..., object]
 
@@ -142,6 +142,48 @@ class SecondReference(Float64Mode):  # type: ignore[no-untyped-call]
         return result
 
 
+class NativeCheck(OperatorMode):
+    """Compare every operator of a run in its own dtypes with its kernel in float64.
+
+    Calls that part by more than a few units in the last place of their results are contested, which says nothing yet:
+    rounding may part them farther. Those in ``repaired`` get float64's values.
+    """
+
+    def __init__(self, repaired: Collection[int] = ()) -> None:
+        super().__init__(self._compute)
+        self.contested: list[ContestedCall] = []
+        self._repaired, self._calls = repaired, 0
+
+    def _compute(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        if not _is_comparable(func, args, kwargs):
+            return func(*args, **kwargs)
+        self._calls += 1
+        before = copy_tree((args, kwargs))
+        result = func(*args, **kwargs)
+        own = _list_computed(func, result, (args, kwargs))
+        dtypes = [value.dtype for value in own if value is not None and value.is_floating_point()]
+        try:
+            wide = _widen(before)
+            exact = _list_computed(func, func(*wide[0], **wide[1]), wide)
+            step = _measure_change(before, own, exact)
+        except (RuntimeError, TypeError, ValueError, NotImplementedError):  # no kernel for float64
+            return result
+        if self._calls in self._repaired:
+            for mine, other in zip(own, exact, strict=False):
+                if mine is not None and other is not None and mine.shape == other.shape:
+                    mine.copy_(other)
+        elif step > ALWAYS_ALLOWED * max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0):
+            self.contested.append(ContestedCall(self._calls, func, before, PartedOpinion("float64", step)))
+        return result
+
+
+def _widen(arguments: Arguments) -> Arguments:
+    """Copies of the arguments, floating ones in float64."""
+    copied = copy_tree(arguments)
+    widened: Arguments = pytree.tree_map_only(torch.Tensor, lambda x: x.to(double_dtype(x.dtype)), copied)
+    return widened
+
+
 def _find_parted_opinion(
     func: Operator, given: Arguments, own: Sequence[torch.Tensor | None]
 ) -> PartedOpinion | UnopposedCall | None:
@@ -181,9 +223,7 @@ def compute_otherwise(func: Operator, arguments: Arguments) -> list[torch.Tensor
 
     The call runs in float64, on copies; a None among the values has no opinion.
     """
-    given = pytree.tree_map_only(
-        torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, copy_tree(arguments)
-    )
+    given = _widen(arguments)
     before = copy_tree(given)
     own = _list_computed(func, func(*given[0], **given[1]), given)
     parted = _find_parted_opinion(func, before, own)
