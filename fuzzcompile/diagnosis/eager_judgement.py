@@ -19,8 +19,14 @@ from fuzzcompile.diagnosis.oracle.judgement import Judgement, Observations, judg
 from fuzzcompile.diagnosis.refusals import CannotJudge
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
-from fuzzcompile.diagnosis.wrong_side import SideVerdict, move_values, name_contradiction, run_second
-from fuzzcompile.model.verdicts import HARMLESS, Verdict
+from fuzzcompile.diagnosis.wrong_side import (
+    SideVerdict,
+    are_gradients_wrong,
+    move_values,
+    name_contradiction,
+    run_second,
+)
+from fuzzcompile.model.verdicts import HARMLESS, Comparison, Verdict
 from fuzzcompile.run import runs
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.observation import Observation
@@ -51,10 +57,13 @@ def judge_eager(experiments: Experiments) -> EagerJudgement:
     if second.failure is not None:
         raise CannotJudge(f"A second reference of {experiments.case.name} cannot be run: it raises {second.failure}.")
     contested = [call for call in mode.contested if call.kernel_is_wrong]
+    undecided = [call for call in mode.contested if call.kernel_is_wrong is None]
+    if undecided and not contested and are_gradients_wrong(made, second, run_second(made, undecided)[0]):
+        contested, undecided = undecided, []
     exact = run_second(made, contested)[0] if contested else second
     judged = _judge_run(experiments, exact, made.eager)
     if not judged.verdict.is_bug:
-        open_calls = dict.fromkeys(str(call.operator) for call in mode.contested if call.kernel_is_wrong is None)
+        open_calls = dict.fromkeys(str(call.operator) for call in undecided)
         why = f"kernel and decomposition of {', '.join(open_calls)} part, undecided" if open_calls else ""
         return _conclude(experiments, started, replace(judged, detail=why))
     if not contested:
@@ -89,6 +98,21 @@ def _run_checked(experiments: Experiments, repaired: Collection[int] = ()) -> tu
     return runs.observe(case, program, program.model, around=mode), mode
 
 
+def _name_own_side(comparison: Comparison) -> Comparison:
+    """The comparison with eager's values under eager's name, and the reference's in the place of compiled ones."""
+    at = {**comparison.at, "eager": comparison.at.get("compiled"), "compiled": comparison.at.get("eager")}
+    return replace(
+        comparison,
+        max_abs_error_eager=comparison.max_abs_error_compiled,
+        max_abs_error_compiled=comparison.max_abs_error_eager,
+        rms_error_eager=comparison.rms_error_compiled,
+        rms_error_compiled=comparison.rms_error_eager,
+        max_ulps_eager=comparison.max_ulps_compiled,
+        max_ulps_compiled=comparison.max_ulps_eager,
+        at=at if comparison.at else comparison.at,
+    )
+
+
 def _conclude(
     experiments: Experiments, started: float, judged: Judgement, side: SideVerdict | None = None
 ) -> EagerJudgement:
@@ -100,4 +124,5 @@ def _conclude(
             Verdict.UNSTABLE, "low", "farther from float64 than rounding explains, and no kernel alone is why"
         )
     seconds = time.perf_counter() - started
+    judged = replace(judged, comparisons=tuple(map(_name_own_side, judged.comparisons)))
     return EagerJudgement(Trial(experiments.how, experiments.runs.eager, judged, Ledger(), seconds), decision, side)

@@ -311,7 +311,7 @@ def _decide_confidence(decision: Decision, attribution: Attribution, unseen: Seq
 
 def _compare_with_torch_same(experiments: Experiments, trial: Trial) -> tuple[Comparison, ...]:
     comparisons, reference = trial.judgement.comparisons, experiments.runs.reference
-    if not comparisons or reference.failure:
+    if not comparisons or reference.failure or experiments.case.settings.path == EAGER:
         return comparisons
     runs = [run.index_by_name() for run in (experiments.baseline, trial.observation, reference)]
 

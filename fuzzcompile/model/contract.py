@@ -280,8 +280,8 @@ def read_target(report: ReportJson) -> str | None:
 COMPILE, EXPORT, AOTI, EAGER = "compile", "export", "aoti", "eager"
 PATHS = (COMPILE, EXPORT, AOTI, EAGER)
 """``torch.compile``; ``torch.export``, whose program runs in eager mode; AOTInductor, which compiles that program; and
-eager mode alone, which is held against a second reference: values called compiled are eager's own, those called eager
-are the reference's."""
+eager mode alone, which is held against a second reference: nothing is compiled, and values called so are the
+reference's."""
 
 
 CORE = ("schema", "case", "torch", "device", "verdict", "is_bug", "confidence")
