@@ -26,7 +26,7 @@ from fuzzcompile.diagnosis.wrong_side import (
     name_contradiction,
     run_second,
 )
-from fuzzcompile.model.verdicts import HARMLESS, Comparison, Verdict
+from fuzzcompile.model.verdicts import Comparison, Verdict
 from fuzzcompile.run import runs
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.observation import Observation
@@ -119,7 +119,7 @@ def _conclude(
     decision = Decision(judged.verdict, judged.confidence, judged.detail)
     if side is not None:
         decision = Decision(Verdict.EAGER_WRONG, judged.confidence, side.why)
-    elif judged.verdict.is_bug or (judged.verdict not in HARMLESS and judged.verdict is not Verdict.INVALID):
+    elif judged.verdict.is_bug:
         decision = Decision(
             Verdict.UNSTABLE, "low", "farther from float64 than rounding explains, and no kernel alone is why"
         )

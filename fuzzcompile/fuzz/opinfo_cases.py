@@ -199,7 +199,7 @@ def _move(x: torch.Tensor, layout: str) -> torch.Tensor:
 # Sample inputs as Python text that needs torch alone.
 
 # Samples are made no longer than this many elements.
-_MOST_ELEMENTS = 2**16
+_MOST_ELEMENTS = 2**12
 # Beyond this many stored elements, values are drawn by a seeded generator in the range of the sample's.
 _VERBATIM = 512
 # Floating numbers are rounded to this many digits before they are spelled.

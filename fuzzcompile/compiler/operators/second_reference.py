@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy
+import numpy.typing
 import torch
 from torch.utils import _pytree as pytree
 
@@ -298,7 +299,7 @@ def _apply_formula(
     schema = func._schema.arguments
     values = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
     values |= dict(zip((argument.name for argument in schema), arguments[0], strict=False)) | arguments[1]
-    arrays = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu().numpy(), values)
+    arrays = pytree.tree_map_only(torch.Tensor, _make_array, values)
     try:
         with numpy.errstate(all="ignore"):
             given = formula(FormulaCall(arrays))
@@ -308,10 +309,18 @@ def _apply_formula(
     opinions: list[torch.Tensor | None] = []
     for mine, value in zip(own, (*results, *[None] * len(own)), strict=False):
         fits = mine is not None and value is not None and numpy.shape(value) == tuple(mine.shape)
+        # NumPy makes floats of bools in half precision, which is no opinion.
+        fits = fits and numpy.asarray(value).dtype not in (numpy.float16, numpy.float32)
         opinions.append(
             torch.as_tensor(numpy.array(value, order="C")).to(mine.dtype) if mine is not None and fits else None
         )
     return opinions if any(opinion is not None for opinion in opinions) else None
+
+
+def _make_array(tensor: torch.Tensor) -> numpy.typing.NDArray[Any]:
+    """The values as NumPy computes with them: of short integers it would make short floats."""
+    array = tensor.detach().cpu().numpy()
+    return array.astype(numpy.int64) if array.dtype.kind in "iu" else array
 
 
 def _fit_derivatives(functions: Sequence[Compute], arguments: Arguments) -> list[bool] | None:
