@@ -179,17 +179,18 @@ def _measure_gradients(experiments: Experiments, trial: Trial) -> SideVerdict | 
     return SideVerdict("both", "differences of the forward pass agree with neither side's gradients")
 
 
-def are_gradients_wrong(made: CaseRuns, eager: Observation, other: Observation) -> bool:
-    """Return whether differences of the forward pass agree with the gradients of ``other``, and not with eager's."""
+def weigh_gradients(made: CaseRuns, eager: Observation, other: Observation) -> WrongSide | None:
+    """The side whose gradients are wrong by differences of the forward pass, ``compiled`` for ``other``'s."""
     if made.case.state is not None or len(build(made.case, made.device).calls) != 1:
-        return False
+        return None
     theirs, sides = other.index_by_name(), set[WrongSide | None]()
     for value in eager.values:
         pair = value, theirs.get(value.name)
         tensors = [widen(each.value) for each in pair if each is not None and each.is_tensor]
         if value.kind == "gradient" and len(tensors) == len(pair) and tensors[0].shape == tensors[1].shape:
             sides.add(_measure_gradient(made, value.name, *tensors))
-    return "eager" in sides and sides <= {"eager", None}
+    told = sides - {None}
+    return told.pop() if len(told) == 1 else "both" if told else None
 
 
 def _measure_gradient(made: CaseRuns, name: str, eager: torch.Tensor, compiled: torch.Tensor) -> WrongSide | None:

@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fuzzcompile.fuzz.opinfo_cells import DTYPES, LONGER, SAMPLES, CellSource, OpInfoCell, OpInfoOperator
+from fuzzcompile.fuzz.opinfo_cells import DTYPES, LONGER, SAMPLES, CellSource, OpInfoCell, OpInfoOperator, SizeClass
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.templates import get_template
@@ -142,13 +142,22 @@ def lay_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     return moved.requires_grad_(tensor.requires_grad)
 
 
-def lengthen(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors with the last size of the first that has one `LONGER` times as long, wherever it stands.
+def resize(tensors: Sequence[torch.Tensor], to: SizeClass) -> list[torch.Tensor]:
+    """The tensors with the last size of the first that has one in another class, wherever it stands.
 
-    Floating values are drawn anew in the range of the old ones: repeated rows make singular matrices.
+    Floating values of longer ones are drawn anew in the old range: equal rows make singular matrices.
     """
     size = next((tensor.shape[-1] for tensor in tensors if tensor.dim() and tensor.shape[-1] > 1), None)
-    return [tensor if size is None else _lengthen(tensor, size) for tensor in tensors]
+    if size is None:
+        return list(tensors)
+    return [_shorten(tensor, size) if to == "single" else _lengthen(tensor, size) for tensor in tensors]
+
+
+def _shorten(tensor: torch.Tensor, size: int) -> torch.Tensor:
+    if size not in tensor.shape or tensor.layout != torch.strided:
+        return tensor
+    first = tensor.detach()[tuple(slice(1) if length == size else slice(None) for length in tensor.shape)]
+    return first.clone(memory_format=torch.contiguous_format).requires_grad_(tensor.requires_grad)
 
 
 def _lengthen(tensor: torch.Tensor, size: int) -> torch.Tensor:
@@ -171,8 +180,9 @@ def lay_out_cotangent(name: str, result: object, layout: str) -> Iterator[str]:
             yield from lay_out_cotangent(f"{name}[{number}]", part, layout)
     elif isinstance(result, torch.Tensor) and result.dim() and (result.is_floating_point() or result.is_complex()):
         last = tuple(range(1, result.dim()))
+        long = [dimension for dimension, size in enumerate(result.shape) if size > 1]
         yield {
-            "transposed": f"{name}.mT" if result.dim() > 1 else name,
+            "transposed": f"{name}.transpose({long[-2]}, {long[-1]})" if len(long) > 1 else name,
             "expanded": f"{name}.sum()",
             "offset": f"torch.cat([{name}.detach().flatten()[:1], {name}.flatten()])",
             "gaps": f"torch.stack([{name}, {name}.detach()], -1)",
@@ -318,7 +328,7 @@ def _write_cell(cell: OpInfoCell) -> CellSource:
         calls = list(iter_calls(cell, left_out))
     gradients = "with gradients" if cell.backward else ""
     cotangent = f"cotangent {cell.cotangent}" if cell.backward and cell.eager else ""
-    size = "long" if cell.size == "long" else ""
+    size = "" if cell.size == "given" else cell.size
     words = (cell.form.replace("_", " "), cell.dtype, cell.layout, gradients, cotangent, size)
     what = ", ".join(word for word in words if word)
     title = f"Samples of `{cell.label}` from torch's tables of operators: {what}."
@@ -352,13 +362,13 @@ def _spell_sample(entry: Any, cell: OpInfoCell, sample: Any, start: int) -> Samp
     if cell.backward and not _is_identity(sample.output_process_fn_grad):
         raise UnusableSample("gradients that the table compares only after a function of the test suite")
     leaves, structure = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
-    if cell.size == "long":
+    if cell.size != "given":
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        longer = lengthen(tensors)
-        if all(new is old for new, old in zip(longer, tensors, strict=True)):
+        resized = resize(tensors, cell.size)
+        if all(new is old for new, old in zip(resized, tensors, strict=True)):
             return None
-        longer.reverse()
-        leaves = [longer.pop() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        resized.reverse()
+        leaves = [resized.pop() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     moved = [lay_out(leaf, cell.layout) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     if cell.layout != "contiguous" and all(new is old for new, old in zip(moved, leaves, strict=True)):
         return None

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 CallForm = Literal["function", "in_place", "error"]
-SizeClass = Literal["given", "long"]
-"""Sizes of the tables' samples, or one that several tensors share made `LONGER` times as long."""
+SizeClass = Literal["given", "long", "single"]
+"""Sizes of the tables' samples, or one of them, wherever it stands, made `LONGER` times as long, or 1."""
 
 DTYPES = (
     "float32", "bfloat16", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
@@ -104,6 +104,8 @@ def iter_eager_cells(operator: OpInfoOperator) -> Iterator[OpInfoCell]:
         )
         yield from (make(layout, cotangent=layout if backward else "contiguous") for layout in LAYOUTS)
         yield from (make(size="long", layout=layout) for layout in ("contiguous", "transposed"))
+        sides = ("contiguous", "transposed") if backward else ("contiguous",)
+        yield from (make(size="single", cotangent=cotangent) for cotangent in sides)
         if backward:
             yield from (make(cotangent=layout) for layout in LAYOUTS[1:])
         if operator.in_place:
