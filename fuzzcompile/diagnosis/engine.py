@@ -31,6 +31,7 @@ from fuzzcompile.diagnosis.decision import (
     limit_claims,
     make_target_notes,
 )
+from fuzzcompile.diagnosis.eager_judgement import judge_eager
 from fuzzcompile.diagnosis.refusals import (
     CannotJudge,
     refuse_lack_of_cpu,
@@ -42,7 +43,7 @@ from fuzzcompile.diagnosis.triage_report import Cost, TriageReport, find_rewrite
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.diagnosis.wrong_side import SideVerdict, attribute_eager_fault, find_wrong_side
-from fuzzcompile.model.contract import AOTI, EXPORT, ErrorMapJson
+from fuzzcompile.model.contract import AOTI, EAGER, EXPORT, ErrorMapJson
 from fuzzcompile.model.errors import MachineUnfit
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.judge_task import JudgeTask
@@ -325,7 +326,7 @@ def _decide_confidence(decision: Decision, attribution: Attribution, unseen: Seq
 
 def _compare_with_torch_same(experiments: Experiments, trial: Trial) -> tuple[Comparison, ...]:
     comparisons, reference = trial.judgement.comparisons, experiments.runs.reference
-    if not comparisons or reference.failure:
+    if not comparisons or reference.failure or experiments.case.settings.path == EAGER:
         return comparisons
     runs = [run.index_by_name() for run in (experiments.baseline, trial.observation, reference)]
 
@@ -377,6 +378,8 @@ def triage(
     probe_unknown_torch()
     how = Compilation((Veto(task.vetoes),))
     experiments = Experiments(case, device, how, against=task.against, tolerances=task.tolerances)
+    if case.settings.path == EAGER:
+        return _triage_eager(experiments, spent, progress)
     looking = _run_eager(experiments, quick=task.screen)
     progress.note_eager()
     early = _screen(looking, task.known, spent) if task.screen else None
@@ -406,6 +409,17 @@ def triage(
     fates = tuple(find_rewrite_fate(experiments, answer.trial, answer.steps, name) for name in task.suspects)
     maps = make_error_maps(answer.experiments, answer.trial) if task.error_maps else {}
     return replace(report, suspects=fates, error_maps=maps)
+
+
+def _triage_eager(experiments: Experiments, spent: Spending, progress: TriageProgress) -> TriageReport:
+    """The report on a case that eager mode alone is judged on."""
+    experiments.run_eager()
+    progress.note_eager()
+    judged = judge_eager(experiments)
+    answer = JudgedTrial(experiments, judged.trial, spent, (), judged.decision, side=judged.side)
+    report = answer.report(answer.attribute(thorough=False))
+    progress.note_verdict(report)
+    return report
 
 
 def _run_eager(experiments: Experiments, *, quick: bool) -> Experiments:

@@ -16,13 +16,15 @@ from fuzzcompile.compiler.watch.rule_labels import get_family
 from fuzzcompile.diagnosis.attribution.culprit import Divergence
 from fuzzcompile.diagnosis.attribution.steps import measure_steps, rank_suspects, select_semantic_steps
 from fuzzcompile.diagnosis.decision import Decision, confirm, decide
+from fuzzcompile.diagnosis.eager_judgement import judge_eager
 from fuzzcompile.diagnosis.oracle.judgement import choose_wrong_values_verdict
+from fuzzcompile.diagnosis.refusals import CannotJudge
 from fuzzcompile.diagnosis.stages.graph_passes import list_visible_rewrites
 from fuzzcompile.diagnosis.stages.stage_table import get_stage
 from fuzzcompile.diagnosis.stages.ways import Suspect
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.diagnosis.wrong_side import find_wrong_side, word_eager_fault
-from fuzzcompile.model.contract import find_broken_promise
+from fuzzcompile.model.contract import EAGER, find_broken_promise
 from fuzzcompile.model.signatures import normalise_message, parse_fingerprint, renew
 from fuzzcompile.model.stages import AROUND_CAPTURE, ATEN, BEHIND_GRAPHS, GRAPH_STAGES
 from fuzzcompile.model.verdicts import Verdict
@@ -171,6 +173,8 @@ def probe_case(
     if target is not None and target.verdict != Verdict.ACCEPTS_INVALID and experiments.runs.eager.failure:
         return CaseProbe(Verdict.INVALID, compiles=0)
     on_eager()
+    if case.settings.path == EAGER:
+        return _probe_eager(experiments)
     trial = experiments.trial()
     steps = measure_steps(trial.ledger)
     verdict = trial.judgement.verdict
@@ -199,6 +203,16 @@ def probe_case(
         failure is None and all(c.finding in _RIGHT_VALUES for c in trial.judgement.comparisons),
         tuple(value.value for value in trial.observation.values if value.kind == "output" and value.is_tensor),
     )
+
+
+def _probe_eager(experiments: Experiments) -> CaseProbe:
+    try:
+        judged = judge_eager(experiments)
+    except CannotJudge:
+        return CaseProbe(Verdict.INVALID, compiles=0)
+    blamed = () if judged.side is None else (Suspect(ATEN, word_eager_fault(judged.side).family),)
+    outputs = [value.value for value in judged.trial.observation.values if value.kind == "output" and value.is_tensor]
+    return CaseProbe(judged.decision.verdict, blamed, compiles=0, outputs=tuple(outputs))
 
 
 def _list_suspects(looks: str | None, divergence: Divergence) -> list[Suspect]:

@@ -23,7 +23,7 @@ from fuzzcompile.diagnosis.operators.operator_ways import describe_kernel_call
 from fuzzcompile.diagnosis.oracle.judgement import Observations, judge, reshape_like_eager
 from fuzzcompile.diagnosis.trials.case_runs import CaseRuns, Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
-from fuzzcompile.model.contract import WrongSide
+from fuzzcompile.model.contract import EAGER, WrongSide
 from fuzzcompile.model.culprit_contract import DetailsJson, KernelFault
 from fuzzcompile.model.stages import ATEN
 from fuzzcompile.model.thresholds import DIFFERENCE_STEP, MEETS, MISSES
@@ -68,7 +68,7 @@ def find_wrong_side(experiments: Experiments, trial: Trial, decision: Decision) 
         return None
     if trial.sampled is not None or (experiments.runs.draws and not experiments.runs.reference_draws_alike):
         return SideVerdict("undecided", "random numbers were compared by their distribution")
-    second, mode = _run_second(experiments.runs)
+    second, mode = run_second(experiments.runs)
     if second.failure is not None:
         return SideVerdict("undecided", f"a second reference cannot be run: it raises {second.failure}")
     wrong = [call for call in mode.contested if call.kernel_is_wrong]
@@ -90,7 +90,8 @@ def find_wrong_side(experiments: Experiments, trial: Trial, decision: Decision) 
     return SideVerdict("compiled", why, unopposed=mode.unopposed)
 
 
-def _run_second(made: CaseRuns, repaired: Sequence[ContestedCall] = ()) -> tuple[Observation, SecondReference]:
+def run_second(made: CaseRuns, repaired: Sequence[ContestedCall] = ()) -> tuple[Observation, SecondReference]:
+    """The second reference of a case, with another opinion's values for the ``repaired`` calls."""
     program = build(made.case, made.device, double=True, streamed=True)
     mode = SecondReference(native=program.dtype, repaired={call.number for call in repaired})
     return runs.observe(made.case, program, program.model, around=mode), mode
@@ -101,34 +102,39 @@ def _judge_repaired(experiments: Experiments, trial: Trial, wrong: Sequence[Cont
     alone = (call for call in wrong if len(wrong) > 1 and _is_repaired(experiments, trial, [call]))
     if len(wrong) == 1 or (found := next(alone, None)) is None:
         found = wrong[0]
-    inputs = found.describe_inputs()
-    beside = {
-        "formula": "its formula",
-        "contiguous": "itself on contiguous copies",
-        "decomposition": "its own derivative",
-    }[found.opinion.by]
-    said = f"eager's {found.operator} contradicts {beside} (inputs: {inputs})"
+    said = name_contradiction(found)
     if _is_repaired(experiments, trial, wrong):
         return SideVerdict("eager", f"{said}; with that repaired, compiled is right", found)
     return SideVerdict("both", f"{said}; with that repaired, compiled is wrong all the same", found)
 
 
+def name_contradiction(call: ContestedCall) -> str:
+    """What a kernel of eager mode contradicts, and on which inputs."""
+    beside = {
+        "formula": "its formula",
+        "contiguous": "itself on contiguous copies",
+        "decomposition": "its own derivative",
+        "float64": "itself in float64",
+    }[call.opinion.by]
+    return f"eager's {call.operator} contradicts {beside} (inputs: {call.describe_inputs()})"
+
+
 def _is_repaired(experiments: Experiments, trial: Trial, calls: Sequence[ContestedCall]) -> bool:
     """Return whether the compiled program is right beside the second reference with these calls repaired."""
     made = experiments.runs
-    exact, _ = _run_second(made, calls)
+    exact, _ = run_second(made, calls)
     return exact.failure is None and _agree(experiments, trial, reshape_like_eager(made.eager, exact), exact)
 
 
 def _agree(experiments: Experiments, trial: Trial, right: Observation, exact: Observation) -> bool:
     """Return whether the compiled program gives values that are right, up to rounding."""
     made = experiments.runs
-    noisy = [_move(right, made.eager, sample) for sample in experiments.noisy]
+    noisy = [move_values(right, made.eager, sample) for sample in experiments.noisy]
     judged = judge(Observations(right, right, exact, noisy, trial.observation))
     return judged.verdict in HARMLESS and not judged.suspicious
 
 
-def _move(right: Observation, eager: Observation, sample: Observation) -> Observation:
+def move_values(right: Observation, eager: Observation, sample: Observation) -> Observation:
     """The values that are right, moved by what rounding moved eager's by in a perturbed run."""
     before, after = eager.index_by_name(), sample.index_by_name()
 
@@ -178,6 +184,20 @@ def _measure_gradients(experiments: Experiments, trial: Trial) -> SideVerdict | 
     return SideVerdict("both", "differences of the forward pass agree with neither side's gradients")
 
 
+def weigh_gradients(made: CaseRuns, eager: Observation, other: Observation) -> WrongSide | None:
+    """The side whose gradients are wrong by differences of the forward pass, ``compiled`` for ``other``'s."""
+    if made.case.state is not None or len(build(made.case, made.device).calls) != 1:
+        return None
+    theirs, sides = other.index_by_name(), set[WrongSide | None]()
+    for value in eager.values:
+        pair = value, theirs.get(value.name)
+        tensors = [widen(each.value) for each in pair if each is not None and each.is_tensor]
+        if value.kind == "gradient" and len(tensors) == len(pair) and tensors[0].shape == tensors[1].shape:
+            sides.add(_measure_gradient(made, value.name, *tensors))
+    told = sides - {None}
+    return told.pop() if len(told) == 1 else "both" if told else None
+
+
 def _measure_gradient(made: CaseRuns, name: str, eager: torch.Tensor, compiled: torch.Tensor) -> WrongSide | None:
     apart = eager - compiled
     size = rms(apart)
@@ -223,16 +243,19 @@ def _measure_slope(made: CaseRuns, name: str, direction: torch.Tensor, share: fl
 def attribute_eager_fault(
     experiments: Experiments, trial: Trial, side: SideVerdict, attribution: Attribution
 ) -> Attribution:
-    """The attribution with the kernel of eager mode that is at fault, the run that proves it, and a workaround."""
+    """The attribution with the kernel of eager mode that is at fault, the run that proves it, and a workaround.
+
+    Where nothing was compiled, a kernel that is wrong in any layout has none.
+    """
+    compiled = None if experiments.case.settings.path == EAGER else Workaround(_COMPILED)
     if side.call is None:
-        workaround = Workaround(_COMPILED)
-        return replace(attribution, culprit=word_eager_fault(side), workaround=workaround)
+        return replace(attribution, culprit=word_eager_fault(side), workaround=compiled)
     by_layout = side.call.opinion.by_layout
     ablation = Ablation(
         f"eager mode with {side.call.operator} {'on contiguous operands' if by_layout else 'replaced'}", True, None
     )
     copied = _find_repairing_copies(experiments, trial, side.call) if by_layout else None
-    workaround = Workaround(_COMPILED if copied is None else _word_copies(str(side.call.operator), copied))
+    workaround = compiled if copied is None else Workaround(_word_copies(str(side.call.operator), copied))
     return replace(attribution, culprit=word_eager_fault(side), ablations=[ablation], workaround=workaround)
 
 
@@ -240,7 +263,7 @@ _COMPILED = "torch.compile(model): the compiled program is right"
 
 
 def _find_repairing_copies(experiments: Experiments, trial: Trial, call: ContestedCall) -> list[str] | None:
-    """The arguments of a kernel of whose contiguous copies eager mode agrees with compiled; None if it does not."""
+    """The arguments of a kernel of whose contiguous copies eager mode is right; None if it is not."""
     made, copied = experiments.runs, call.list_misread()
     names = [argument.name for argument in call.operator._schema.arguments]
 
@@ -252,11 +275,14 @@ def _find_repairing_copies(experiments: Experiments, trial: Trial, call: Contest
 
     program = build(made.case, made.device)
     repaired = runs.observe(made.case, program, program.model, around=OperatorMode(run))
-    exact, _ = _run_second(made, [call])
+    exact, _ = run_second(made, [call])
     if repaired.failure is not None or exact.failure is not None:
         return None
     # The operator's result may lie otherwise in memory than that of operands as they are, which is no fault.
-    return copied if _agree(experiments, trial, reshape_like_eager(made.eager, repaired), exact) else None
+    right = reshape_like_eager(made.eager, repaired)
+    if made.case.settings.path == EAGER:  # nothing was compiled that it could agree with
+        trial, right = replace(trial, observation=right), reshape_like_eager(made.eager, exact)
+    return copied if _agree(experiments, trial, right, exact) else None
 
 
 def _word_copies(operator: str, copied: Sequence[str]) -> str:

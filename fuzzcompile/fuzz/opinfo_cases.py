@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fuzzcompile.fuzz.opinfo_cells import DTYPES, SAMPLES, CellSource, OpInfoCell, OpInfoOperator
+from fuzzcompile.fuzz.opinfo_cells import DTYPES, LONGER, SAMPLES, CellSource, OpInfoCell, OpInfoOperator, SizeClass
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.templates import get_template
@@ -142,6 +142,56 @@ def lay_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     return moved.requires_grad_(tensor.requires_grad)
 
 
+def resize(tensors: Sequence[torch.Tensor], to: SizeClass) -> list[torch.Tensor]:
+    """The tensors with the last size of the first that has one in another class, wherever it stands.
+
+    Floating values of longer ones are drawn anew in the old range: equal rows make singular matrices.
+    """
+    size = next((tensor.shape[-1] for tensor in tensors if tensor.dim() and tensor.shape[-1] > 1), None)
+    if size is None:
+        return list(tensors)
+    return [_shorten(tensor, size) if to == "single" else _lengthen(tensor, size) for tensor in tensors]
+
+
+def _shorten(tensor: torch.Tensor, size: int) -> torch.Tensor:
+    if size not in tensor.shape or tensor.layout != torch.strided:
+        return tensor
+    first = tensor.detach()[tuple(slice(1) if length == size else slice(None) for length in tensor.shape)]
+    return first.clone(memory_format=torch.contiguous_format).requires_grad_(tensor.requires_grad)
+
+
+def _lengthen(tensor: torch.Tensor, size: int) -> torch.Tensor:
+    if size not in tensor.shape or tensor.layout != torch.strided or tensor.numel() * LONGER > _MOST_ELEMENTS:
+        return tensor
+    longer = tensor.detach().repeat([LONGER if length == size else 1 for length in tensor.shape])
+    if longer.is_floating_point():
+        finite = longer[longer.isfinite()].double()
+        low, high = (finite.min(), finite.max()) if finite.numel() else (0.0, 1.0)
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.rand(longer.shape, generator=generator, dtype=torch.float64) * (high - low) + low
+        longer = drawn.to(longer.dtype)
+    return longer.requires_grad_(tensor.requires_grad)
+
+
+def lay_out_cotangent(name: str, result: object, layout: str) -> Iterator[str]:
+    """Expressions of the floating tensors of ``result``, called ``name``, whose gradients reach it in a layout."""
+    if isinstance(result, tuple | list):
+        for number, part in enumerate(result):
+            yield from lay_out_cotangent(f"{name}[{number}]", part, layout)
+    elif isinstance(result, torch.Tensor) and result.dim() and (result.is_floating_point() or result.is_complex()):
+        last = tuple(range(1, result.dim()))
+        long = [dimension for dimension, size in enumerate(result.shape) if size > 1]
+        yield {
+            "transposed": f"{name}.transpose({long[-2]}, {long[-1]})" if len(long) > 1 else name,
+            "expanded": f"{name}.sum()",
+            "offset": f"torch.cat([{name}.detach().flatten()[:1], {name}.flatten()])",
+            "gaps": f"torch.stack([{name}, {name}.detach()], -1)",
+            "channels_last": f"{name}.permute{(0, *last[1:], 1)}" if result.dim() in (4, 5) else name,
+        }.get(layout, name)
+    elif isinstance(result, torch.Tensor):
+        yield name
+
+
 def _move(x: torch.Tensor, layout: str) -> torch.Tensor:
     if layout == "transposed" and x.dim() > 1:
         return x.transpose(-1, -2).contiguous().transpose(-1, -2)
@@ -158,6 +208,8 @@ def _move(x: torch.Tensor, layout: str) -> torch.Tensor:
 
 # Sample inputs as Python text that needs torch alone.
 
+# Samples are made no longer than this many elements.
+_MOST_ELEMENTS = 2**12
 # Beyond this many stored elements, values are drawn by a seeded generator in the range of the sample's.
 _VERBATIM = 512
 # Floating numbers are rounded to this many digits before they are spelled.
@@ -262,6 +314,7 @@ class SampleCall:
 
     tensors: Mapping[str, str]
     expression: str
+    result: object = None  # what the table's function gives
 
 
 def write_cells(cells: Sequence[OpInfoCell]) -> list[CellSource]:
@@ -273,7 +326,10 @@ def _write_cell(cell: OpInfoCell) -> CellSource:
     left_out = Counter[str]()
     with warnings.catch_warnings(action="ignore"):
         calls = list(iter_calls(cell, left_out))
-    words = (cell.form.replace("_", " "), cell.dtype, cell.layout, "with gradients" if cell.backward else "")
+    gradients = "with gradients" if cell.backward else ""
+    cotangent = f"cotangent {cell.cotangent}" if cell.backward and cell.eager else ""
+    size = "" if cell.size == "given" else cell.size
+    words = (cell.form.replace("_", " "), cell.dtype, cell.layout, gradients, cotangent, size)
     what = ", ".join(word for word in words if word)
     title = f"Samples of `{cell.label}` from torch's tables of operators: {what}."
     return CellSource(_render_case(title, cell, calls) if calls else None, len(calls), dict(left_out))
@@ -306,6 +362,13 @@ def _spell_sample(entry: Any, cell: OpInfoCell, sample: Any, start: int) -> Samp
     if cell.backward and not _is_identity(sample.output_process_fn_grad):
         raise UnusableSample("gradients that the table compares only after a function of the test suite")
     leaves, structure = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
+    if cell.size != "given":
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        resized = resize(tensors, cell.size)
+        if all(new is old for new, old in zip(resized, tensors, strict=True)):
+            return None
+        resized.reverse()
+        leaves = [resized.pop() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     moved = [lay_out(leaf, cell.layout) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     if cell.layout != "contiguous" and all(new is old for new, old in zip(moved, leaves, strict=True)):
         return None
@@ -317,15 +380,17 @@ def _spell_sample(entry: Any, cell: OpInfoCell, sample: Any, start: int) -> Samp
         raise UnusableSample("a first operand that is no tensor")
     ways = list(iter_forms(entry, cell.form, first, rest))
     if cell.form != "error":
-        return SampleCall(speller.tensors, _find_equal(entry, cell, speller.tensors, ways, [first, *rest]))
+        return SampleCall(speller.tensors, *_find_equal(entry, cell, speller.tensors, ways, [first, *rest]))
     for way in ways:
         if isinstance(_run_expression(speller.tensors, way, cell), (RuntimeError, ValueError, IndexError, TypeError)):
             return SampleCall(speller.tensors, way)
     raise UnusableSample("error inputs that eager mode accepts once they are spelled")
 
 
-def _find_equal(entry: Any, cell: OpInfoCell, tensors: Mapping[str, str], ways: list[str], arguments: list[str]) -> str:
-    """The first way to call the operator that gives what the table's function gives.
+def _find_equal(
+    entry: Any, cell: OpInfoCell, tensors: Mapping[str, str], ways: list[str], arguments: list[str]
+) -> tuple[str, object]:
+    """The first way to call the operator that gives what the table's function gives, and that.
 
     The table's function runs with memory that nobody wrote filled with NaN, the largest integer and True, as
     `torch.use_deterministic_algorithms` does it, a way to call it with such memory zero: what is never written differs.
@@ -341,7 +406,7 @@ def _find_equal(entry: Any, cell: OpInfoCell, tensors: Mapping[str, str], ways: 
         with contextlib.suppress(AssertionError, TypeError):
             if not isinstance(result, Exception):
                 torch.testing.assert_close(wanted, result, equal_nan=True, check_stride=False)
-                return way
+                return way, wanted[0] if cell.backward and isinstance(wanted, tuple) else wanted
     raise UnusableSample("functions of the test suite, and values that are not determined")
 
 
@@ -422,6 +487,12 @@ def _is_shaped_by_values(name: str) -> bool:
 
 def _render_case(title: str, cell: OpInfoCell, calls: Sequence[SampleCall]) -> str:
     tensors = {name: text for call in calls for name, text in call.tensors.items()}
+    names = [f"r{number}" for number in range(len(calls))]
+    pairs = zip(names, calls, strict=True)
+    if cell.backward and cell.cotangent != "contiguous":
+        results = [part for name, call in pairs for part in lay_out_cotangent(name, call.result, cell.cotangent)]
+    else:
+        results = names
     text = " ".join([*tensors.values(), *(call.expression for call in calls)])
     return get_template("opinfo/case.py.j2").render(
         title=title,
@@ -429,7 +500,8 @@ def _render_case(title: str, cell: OpInfoCell, calls: Sequence[SampleCall]) -> s
         shaped_by_values=_is_shaped_by_values(cell.name),
         tensors=tensors,
         statements=[f"r{number} = {call.expression}" for number, call in enumerate(calls)],
-        results=[f"r{number}" for number in range(len(calls))],
+        results=results,
+        eager=cell.eager,
         uses_strided="strided" in text,
         uses_drawn="drawn" in text,
         uses_numbers="inf" in text or "nan" in text,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 CallForm = Literal["function", "in_place", "error"]
+SizeClass = Literal["given", "long", "single"]
+"""Sizes of the tables' samples, or one of them, wherever it stands, made `LONGER` times as long, or 1."""
 
 DTYPES = (
     "float32", "bfloat16", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
@@ -16,6 +19,8 @@ DTYPES = (
 LAYOUTS = ("contiguous", "transposed", "expanded", "offset", "gaps", "channels_last")
 # Samples of one case. They are outputs of one program, so that a compile's fixed cost is paid once for all of them.
 SAMPLES = 6
+# Past the length of a vector register, and no multiple of it.
+LONGER = 13
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,9 @@ class OpInfoCell:
     layout: str = "contiguous"
     backward: bool = False
     chunk: int = 0
+    eager: bool = False  # held against a second reference, nothing compiled
+    cotangent: str = "contiguous"  # the layout of what the backward pass starts from
+    size: SizeClass = "given"
 
     @property
     def label(self) -> str:
@@ -55,7 +63,8 @@ class OpInfoCell:
     @property
     def features(self) -> tuple[str, ...]:
         """Features under which the corpus stores it: operator, form, dtype, layout, gradient."""
-        parts = (self.label, self.form, self.dtype, self.layout, "backward" if self.backward else "")
+        more = (f"cotangent_{self.cotangent}" if self.backward and self.eager else "", self.size if self.eager else "")
+        parts = (self.label, self.form, self.dtype, self.layout, "backward" if self.backward else "", *more)
         return tuple(part for part in parts if part)
 
 
@@ -81,11 +90,34 @@ def iter_cells(operator: OpInfoOperator) -> Iterator[OpInfoCell]:
     yield from (OpInfoCell(name, variant, "error", chunk=chunk) for chunk in range(operator.errors))
 
 
-def order_cells(operators: Iterable[OpInfoOperator], seed: int) -> Sequence[OpInfoCell]:
+def iter_eager_cells(operator: OpInfoOperator) -> Iterator[OpInfoCell]:
+    """All cases of one operator that eager mode alone is judged on.
+
+    A backward pass shows the values of the forward pass too. Its cotangent has each layout where the operands are
+    contiguous, and theirs where they are not.
+    """
+    name, variant = operator.name, operator.variant
+    for chunk, dtype in itertools.product(range(-(-operator.samples // SAMPLES)), operator.dtypes):
+        backward = dtype in operator.differentiable
+        make = functools.partial(
+            OpInfoCell, name, variant, "function", dtype, backward=backward, chunk=chunk, eager=True
+        )
+        yield from (make(layout, cotangent=layout if backward else "contiguous") for layout in LAYOUTS)
+        yield from (make(size="long", layout=layout) for layout in ("contiguous", "transposed"))
+        sides = ("contiguous", "transposed") if backward else ("contiguous",)
+        yield from (make(size="single", cotangent=cotangent) for cotangent in sides)
+        if backward:
+            yield from (make(cotangent=layout) for layout in LAYOUTS[1:])
+        if operator.in_place:
+            yield from (OpInfoCell(name, variant, "in_place", dtype, x, chunk=chunk, eager=True) for x in LAYOUTS)
+
+
+def order_cells(operators: Iterable[OpInfoOperator], seed: int, *, eager: bool = False) -> Sequence[OpInfoCell]:
     """The cases of all operators in the order of a seed: first the first samples of each, then the next ones.
 
     Error inputs, which are single and cheap, are spread among the first samples.
     """
-    cells = [cell for operator in operators for cell in iter_cells(operator)]
+    listed = iter_eager_cells if eager else iter_cells
+    cells = [cell for operator in operators for cell in listed(operator)]
     random.Random(f"fuzzcompile opinfo {seed}").shuffle(cells)
     return sorted(cells, key=lambda cell: 0 if cell.form == "error" else cell.chunk)

@@ -277,9 +277,11 @@ def read_target(report: ReportJson) -> str | None:
 
 # Ways to run a program, as a case file's ``PATH`` spells them. Needs no torch.
 
-COMPILE, EXPORT, AOTI = "compile", "export", "aoti"
-PATHS = (COMPILE, EXPORT, AOTI)
-"""``torch.compile``; ``torch.export``, whose program runs in eager mode; AOTInductor, which compiles that program."""
+COMPILE, EXPORT, AOTI, EAGER = "compile", "export", "aoti", "eager"
+PATHS = (COMPILE, EXPORT, AOTI, EAGER)
+"""``torch.compile``; ``torch.export``, whose program runs in eager mode; AOTInductor, which compiles that program; and
+eager mode alone, which is held against a second reference: nothing is compiled, and values called so are the
+reference's."""
 
 
 CORE = ("schema", "case", "torch", "device", "verdict", "is_bug", "confidence")

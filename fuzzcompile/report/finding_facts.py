@@ -136,6 +136,7 @@ class IssueFacts:
         self.is_bug = is_bug if is_bug is not None else self.verdict in {str(v) for v in Verdict if v.is_bug}
         self.severity = rate_severity(report) if self.is_bug else None
         self.low_confidence = report.get("confidence") != "high"
+        self.path = evidence.get("path")  # what ran in the program's place
         self.promise = evidence.get("promise")  # of a setting, that it breaks, in the words of the report
         # The device on which it was seen, the torch, and the device that the compiler was told (None: the one that
         # ran); whether a device of the kind for which it was compiled showed it.

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fuzzcompile.model.contract import OutputJson, PromiseJson, ReportJson, read_target
+from fuzzcompile.model.contract import EAGER, OutputJson, PromiseJson, ReportJson, read_target
 from fuzzcompile.model.culprit_contract import CulpritJson
 from fuzzcompile.model.custom import is_custom
 from fuzzcompile.model.hints import CommandSubject
@@ -171,6 +171,8 @@ def meaning(report: ReportJson) -> str:
     """Explain the report's verdict in a few words."""
     broken = broken_promise(report)
     text = WORDS["meaning_by_side"].get(report.get("wrong")) or WORDS["meaning"].get(report["verdict"], "")
+    if report.get("evidence", {}).get("path") == EAGER:
+        text = WORDS["eager_alone"].get(report["verdict"], text)
     if broken is not None and broken["promise"] == "run_to_run":
         text = "compiled gives other bits from run to run"
     elif broken is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from fuzzcompile.corpus.replay.replay_history import ReplayStatus, public
-from fuzzcompile.model.contract import CauseJson, OutputJson
+from fuzzcompile.model.contract import EAGER, CauseJson, OutputJson
 from fuzzcompile.model.evidence import (
     ONLY_COMPILED,
     ONLY_EAGER,
@@ -57,8 +57,8 @@ def _opt_ins(constants: Mapping[str, object]) -> Iterator[str]:
         yield from (f"torch._{area}.config.{key} = {value!r}" for key, value in _settings(settings))
     if constants.get("MODE"):
         yield f"mode={constants['MODE']!r}"
-    if constants.get("PATH"):
-        yield _PATHS.get(str(constants["PATH"]), "torch.compile")
+    if constants.get("PATH") in _PATHS:
+        yield _PATHS[str(constants["PATH"])]
     if constants.get("DYNAMIC"):
         yield "dynamic=True"
 
@@ -149,6 +149,8 @@ def describe_effect(facts: IssueFacts) -> Effect:
         return _wrong_values(facts)
     if verdict == Verdict.METADATA:
         return _metadata(facts)
+    if facts.path == EAGER:
+        return Effect(WORDS["plain_effect"][Verdict.EAGER_WRONG][0])
     return Effect(*WORDS["plain_effect"].get(verdict, ("behaves differently",)))
 
 
@@ -432,7 +434,8 @@ def _measured(facts: IssueFacts, entry: OutputJson) -> str:
     against = "" if facts.eager_is_wrong else against  # float64 in eager mode calls the kernel that is wrong
     if not eager or not compiled:
         return f"{name} is {against or 'NaN or infinite in other elements than in eager'}"
-    pair = f"{name}{where} is {eager} in eager and {compiled} compiled"
+    other = "by a second reference" if facts.path == EAGER else "compiled"
+    pair = f"{name}{where} is {eager} in eager and {compiled} {other}"
     return f"{pair} (at worst {against})" if against else pair
 
 

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy
+import numpy.typing
 import torch
 from torch.utils import _pytree as pytree
 
@@ -25,11 +28,19 @@ from fuzzcompile.compiler.functional_run import OperatorMode
 from fuzzcompile.compiler.operators.decompositions import find_decomposition
 from fuzzcompile.compiler.operators.operator_application import Arguments, is_contiguous, make_contiguous
 from fuzzcompile.model.facts import facts
-from fuzzcompile.model.thresholds import DERIVATIVE_TOLERANCE, DIFFERENCE_STEP, SEMANTIC_STEP, VANISHING
+from fuzzcompile.model.thresholds import (
+    ALWAYS_ALLOWED,
+    DERIVATIVE_TOLERANCE,
+    DIFFERENCE_STEP,
+    NOISE_SEEDS,
+    ROUNDING_FACTOR,
+    SEMANTIC_STEP,
+    VANISHING,
+)
 from fuzzcompile.run import metrics
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.reference.formulas import FORMULAS, FormulaCall
-from fuzzcompile.run.tensors import Operator, copy_tree, share_storage
+from fuzzcompile.run.tensors import Operator, copy_tree, double_dtype, share_storage
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -42,7 +53,7 @@ _MOVING = ("convert_element_type", "broadcast_in_dim", "clone", "copy_to", "_to_
 # Contested calls that are kept, with their arguments.
 _MOST_CONTESTED = 20
 
-Opinion = Literal["contiguous", "formula", "decomposition"]
+Opinion = Literal["contiguous", "formula", "decomposition", "float64"]
 """How an operator was computed beside its kernel."""
 Compute: TypeAlias = Callable[..., object]
 
@@ -163,12 +174,76 @@ class SecondReference(Float64Mode):  # type: ignore[no-untyped-call]
         return result
 
 
+class NativeCheck(OperatorMode):
+    """Compare every operator of a run in its own dtypes with its kernel in float64.
+
+    Calls that part by more than a few units in the last place of their results are contested, which says nothing yet:
+    rounding may part them farther. Those in ``repaired`` get float64's values.
+    """
+
+    def __init__(self, repaired: Collection[int] = ()) -> None:
+        super().__init__(self._compute)
+        self.contested: list[ContestedCall] = []
+        self._repaired, self._calls = repaired, 0
+
+    def _compute(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        if not _is_comparable(func, args, kwargs):
+            return func(*args, **kwargs)
+        self._calls += 1
+        before = copy_tree((args, kwargs))
+        result = func(*args, **kwargs)
+        own = _list_computed(func, result, (args, kwargs))
+        dtypes = [value.dtype for value in own if value is not None and value.is_floating_point()]
+        try:
+            wide = _widen(before)
+            exact = _list_computed(func, func(*wide[0], **wide[1]), wide)
+            step = _measure_change(before, own, exact)
+        except (RuntimeError, TypeError, ValueError, NotImplementedError):  # no kernel for float64
+            return result
+        if self._calls in self._repaired:
+            for mine, other in zip(own, exact, strict=False):
+                if mine is not None and other is not None and mine.shape == other.shape:
+                    mine.copy_(other)
+        elif dtypes and step > self._measure_allowance(func, before, exact, dtypes):
+            self.contested.append(ContestedCall(self._calls, func, before, PartedOpinion("float64", step)))
+        return result
+
+    def _measure_allowance(
+        self, func: Operator, given: Arguments, exact: Sequence[torch.Tensor | None], dtypes: Sequence[torch.dtype]
+    ) -> float:
+        """How far rounding of the result, and of the arguments, may move it: an algorithm is as good as that."""
+        eps = max(torch.finfo(dtype).eps for dtype in dtypes)
+        generator, spread = torch.Generator().manual_seed(0), 0.0
+        for _ in NOISE_SEEDS:
+            moved = pytree.tree_map_only(
+                torch.Tensor,
+                lambda x: (
+                    x * (1 + eps * (torch.rand(x.shape, generator=generator) * 2 - 1)).to(x.dtype)
+                    if x.is_floating_point()
+                    else x
+                ),
+                _widen(given),
+            )
+            spread = max(
+                spread, _measure_change(given, _list_computed(func, func(*moved[0], **moved[1]), moved), exact)
+            )
+        return ALWAYS_ALLOWED * eps + ROUNDING_FACTOR * spread
+
+
+def _widen(arguments: Arguments) -> Arguments:
+    """Copies of the arguments, floating ones in float64."""
+    copied = copy_tree(arguments)
+    widened: Arguments = pytree.tree_map_only(torch.Tensor, lambda x: x.to(double_dtype(x.dtype)), copied)
+    return widened
+
+
 def _find_parted_opinion(
     func: Operator, given: Arguments, own: Sequence[torch.Tensor | None]
 ) -> PartedOpinion | UnopposedCall | None:
     """The opinion that parts with the kernel's values, the most telling of them; None if they agree."""
     copies: Arguments | None = None
-    if not all(map(is_contiguous, _list_tensors(given))):
+    reads_storage = func._schema.name.rsplit("::")[-1].removesuffix("_") in _load_conventions()["reads_storage"]
+    if not reads_storage and not all(map(is_contiguous, _list_tensors(given))):
         copies = make_contiguous(copy_tree(given))
     plain = None if copies is None else _list_computed(func, func(*copies[0], **copies[1]), copies)
     formula = _apply_formula(func, given, own)
@@ -197,14 +272,17 @@ def _find_parted_opinion(
     return PartedOpinion("decomposition", step, tuple(values), compute=found[1]) if step > SEMANTIC_STEP else None
 
 
+@functools.cache
+def _load_conventions() -> dict[str, dict[str, str]]:
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
 def compute_otherwise(func: Operator, arguments: Arguments) -> list[torch.Tensor | None] | None:
     """What a call computes by an opinion that parts with its kernel's, tensor by tensor; None if they agree.
 
     The call runs in float64, on copies; a None among the values has no opinion.
     """
-    given = pytree.tree_map_only(
-        torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, copy_tree(arguments)
-    )
+    given = _widen(arguments)
     before = copy_tree(given)
     own = _list_computed(func, func(*given[0], **given[1]), given)
     parted = _find_parted_opinion(func, before, own)
@@ -279,7 +357,7 @@ def _apply_formula(
     schema = func._schema.arguments
     values = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
     values |= dict(zip((argument.name for argument in schema), arguments[0], strict=False)) | arguments[1]
-    arrays = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu().numpy(), values)
+    arrays = pytree.tree_map_only(torch.Tensor, _make_array, values)
     try:
         with numpy.errstate(all="ignore"):
             given = formula(FormulaCall(arrays))
@@ -289,10 +367,18 @@ def _apply_formula(
     opinions: list[torch.Tensor | None] = []
     for mine, value in zip(own, (*results, *[None] * len(own)), strict=False):
         fits = mine is not None and value is not None and numpy.shape(value) == tuple(mine.shape)
+        # NumPy makes floats of bools in half precision, which is no opinion.
+        fits = fits and numpy.asarray(value).dtype not in (numpy.float16, numpy.float32)
         opinions.append(
             torch.as_tensor(numpy.array(value, order="C")).to(mine.dtype) if mine is not None and fits else None
         )
     return opinions if any(opinion is not None for opinion in opinions) else None
+
+
+def _make_array(tensor: torch.Tensor) -> numpy.typing.NDArray[Any]:
+    """The values as NumPy computes with them: of short integers it would make short floats."""
+    array = tensor.detach().cpu().numpy()
+    return array.astype(numpy.int64) if array.dtype.kind in "iu" else array
 
 
 def _fit_derivatives(functions: Sequence[Compute], arguments: Arguments) -> list[bool] | None:

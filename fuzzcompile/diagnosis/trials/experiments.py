@@ -35,7 +35,7 @@ from fuzzcompile.diagnosis.oracle.judgement import (
 )
 from fuzzcompile.diagnosis.trials.case_runs import NOISE_RUNS, CaseRuns, CompileCounts, Trial
 from fuzzcompile.model.conditions import BASELINES, check_against
-from fuzzcompile.model.contract import AOTI, COMPILE, EXPORT
+from fuzzcompile.model.contract import AOTI, COMPILE, EAGER, EXPORT
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.model.stages import RUNTIME
 from fuzzcompile.model.tolerances import Tolerances
@@ -415,6 +415,8 @@ def _check_baseline(case: Case, against: str, how: Compilation) -> None:
     own = find_path(case.settings, how)
     if own in (EXPORT, AOTI) and against == own:
         raise UsageError(f"{case.name} is run by {against!r} itself; name another way to compare with.")
+    if own == EAGER and against != "eager":
+        raise UsageError(f"{case.name} runs in eager mode alone (PATH): leave out --against {against}.")
     is_inductor = case.settings.backend == "inductor" and own == COMPILE
     if against not in BASELINES and is_inductor and against == (case.settings.mode or "default"):
         raise UsageError(f"{case.name} is compiled in mode {against!r} itself; name another mode to compare with.")

@@ -25,7 +25,7 @@ from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.diagnosis.worker.ledger_files import dump_ledger
 from fuzzcompile.diagnosis.worker.worker_loss import leave_eager, leave_report
 from fuzzcompile.model.conditions import Conditions
-from fuzzcompile.model.contract import ReportJson, read_target
+from fuzzcompile.model.contract import EAGER, ReportJson, read_target
 from fuzzcompile.model.errors import EnvironmentUnfit, MachineUnfit
 from fuzzcompile.model.focus_plan import FocusObservation
 from fuzzcompile.model.judge_task import JudgeResult, JudgeTask
@@ -270,7 +270,7 @@ def judge_case(case: Case, progress: CaseProgress, device: torch.device, deadlin
             from fuzzcompile.diagnosis.bitwise.promises import judge_bitwise
 
             report = judge_bitwise(judged, device, report, own=case, vetoes=task.vetoes, deadline=deadline)
-        elif task.against == "eager":
+        elif task.against == "eager" and case.settings.path != EAGER:
             from fuzzcompile.diagnosis.bitwise.promises import judge_own_promises
 
             report = judge_own_promises(case, device, report, vetoes=task.vetoes, deadline=deadline)

@@ -15,6 +15,7 @@ from fuzzcompile.front.cli.case_arguments import open_corpus
 from fuzzcompile.front.cli.options import setting_option
 from fuzzcompile.model import hints
 from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.custom import Custom
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 
 if TYPE_CHECKING:
@@ -92,6 +93,11 @@ _seed = click.option(
     type=click.Choice(("generator", "opinfo")),
     help="Draw cases from the generator, or sweep the sample and error inputs of torch's own tables of operators.",
 )
+@click.option(
+    "--eager",
+    is_flag=True,
+    help="With --source opinfo: compile nothing, and hold eager mode against a second reference.",
+)
 @click.option("--screen-only", is_flag=True, help="Generate code only for cases whose graphs look wrong.")
 @click.option("--full-only", is_flag=True, help="Generate code for every case.")
 @click.option("--no-steering", is_flag=True, help="Draw cases uniformly, whatever earlier cases found.")
@@ -126,7 +132,9 @@ def run(**options: Any) -> int:
     refused with a sentence. Workers may come and go, and what ran on a lost one is judged again.
 
     --source opinfo sweeps operator by dtype, layout, gradient and samples, and needs the extra `opinfo`. A seed
-    permutes the places; when all were judged, the campaign ends.
+    permutes the places; when all were judged, the campaign ends. With --eager nothing is compiled: each operator's
+    kernels are held against float64, formulas, decompositions and contiguous copies, for layouts of operands and
+    cotangents and two classes of sizes, and a finding is an operator that is wrong in eager mode.
     """
     return _CampaignCommand(**options).run()
 
@@ -147,6 +155,7 @@ class _CampaignCommand:
     changed: tuple[str, ...]
     checkout: Path | None
     drawn_from: str  # the value of ``--source``
+    eager: bool
     screen_only: bool
     full_only: bool
     no_steering: bool
@@ -177,12 +186,25 @@ class _CampaignCommand:
             raise UsageError(f"--workers is at most {_MOST_HERE} on one machine; --cluster takes more.")
         if self.screen_only and self.full_only:
             raise UsageError("A campaign is --screen-only or --full-only, not both.")
+        self._check_eager()
         asked = self._find_focus()
         outputs = CampaignOutputs(self.log, self.sarif, self.summary_file, self.location)
         check_writable(self.drafts / "draft.md", "--drafts", parents=True)
         open_corpus(self.location, create=True).close()
         check_vetoes(self.conditions, [] if self.origin is None else [read_case_file(self.origin)])
         return self._conclude(self._run_campaign(asked, outputs, clock))
+
+    def _check_eager(self) -> None:
+        if not self.eager:
+            return
+        if not self.sweeps:
+            raise UsageError("--eager judges torch's own operators: add --source opinfo.")
+        compiling = self.screen_only or self.full_only or self.focus or self.changed or self.conditions.vetoes
+        if compiling or self.conditions.target is not None or self.conditions.custom != Custom():
+            raise UsageError(
+                "--eager compiles nothing: leave out --focus, --changed, --veto, --pass, --backend, --target, "
+                "--screen-only and --full-only."
+            )
 
     def _find_focus(self) -> FocusQuestion | None:
         from fuzzcompile.diagnosis.worker.veto_check import find_package_folder
@@ -230,7 +252,7 @@ class _CampaignCommand:
         workers = self._start_workers(clock)
         with (
             outputs,
-            open_tables() if self.sweeps and asked is None else nullcontext() as tables,
+            open_tables(eager=self.eager) if self.sweeps and asked is None else nullcontext() as tables,
             workers as started,
             CampaignProgress(Console(stderr=True)) as progress,
             ExitStack() as stack,
@@ -282,7 +304,7 @@ class _CampaignCommand:
             seed=self.seed,
             max_findings=self.max_findings,
             drafts=self.drafts,
-            mix="screen" if self.screen_only else "full" if self.full_only else "mixed",
+            mix="screen" if self.screen_only else "full" if self.full_only or self.eager else "mixed",
             strategy=UNIFORM if self.no_steering or self.sweeps else Strategy(),
             source=source,
         )

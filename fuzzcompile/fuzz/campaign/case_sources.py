@@ -200,13 +200,15 @@ Write = Callable[[Sequence[OpInfoCell]], Future[list[CellSource]]]
 class OperatorSweep(CaseSource):
     """A sweep over ``operators`` in the order of a seed; ``write`` submits cells to a worker that makes case files.
 
-    ``only`` are the operators' names if the sweep was narrowed to some; empty for all of them.
+    ``only`` are the operators' names if the sweep was narrowed to some; empty for all of them. With ``eager`` its cases
+    ask whether eager mode itself is right.
     """
 
     operators: Sequence[OpInfoOperator]
     seed: int
     write: Write
     only: tuple[str, ...] = ()
+    eager: bool = False
     _batches: dict[int, Future[list[CellSource]]] = field(default_factory=dict)
     _samples: int = 0
     _empty: int = 0
@@ -215,7 +217,8 @@ class OperatorSweep(CaseSource):
     @property
     def name(self) -> str:
         """``opinfo``, and the names that the sweep was narrowed to."""
-        return f"opinfo={','.join(self.only)}" if self.only else "opinfo"
+        kind = "opinfo eager" if self.eager else "opinfo"
+        return f"{kind}={','.join(self.only)}" if self.only else kind
 
     def narrow(self, label: str) -> OperatorSweep:
         """Return the sweep over an ATen operator such as ``aten.add.Tensor``; the tables know no overloads."""
@@ -226,7 +229,7 @@ class OperatorSweep(CaseSource):
     @cached_property
     def cells(self) -> Sequence[OpInfoCell]:
         """The cells of the stream, in order."""
-        return order_cells(self.operators, self.seed)
+        return order_cells(self.operators, self.seed, eager=self.eager)
 
     @property
     def size(self) -> int:
@@ -254,8 +257,16 @@ class OperatorSweep(CaseSource):
             self._empty += 1
             return None
         self._samples += written.samples
-        spec = {"operator": cell.label, "form": cell.form, "dtype": cell.dtype, "layout": cell.layout}
-        return DrawnCase(written.source, "opinfo", cell.features, spec={**spec, "chunk": cell.chunk})
+        spec: dict[str, object] = {
+            "operator": cell.label,
+            "form": cell.form,
+            "dtype": cell.dtype,
+            "layout": cell.layout,
+        }
+        spec |= {"chunk": cell.chunk, "backward": cell.backward}
+        if cell.eager:
+            spec |= {"eager": True, "cotangent": cell.cotangent, "size": cell.size}
+        return DrawnCase(written.source, "opinfo", cell.features, spec=spec)
 
     def _write_cell(self, index: int) -> CellSource:
         batch, place = divmod(index, _BATCH)
@@ -278,7 +289,9 @@ def _await_cell(written: Future[list[CellSource]], place: int) -> CellSource | N
 
 
 @contextmanager
-def open_tables(only: Sequence[str] = ()) -> Iterator[Callable[[int, BudgetClock], OperatorSweep]]:
+def open_tables(
+    only: Sequence[str] = (), *, eager: bool = False
+) -> Iterator[Callable[[int, BudgetClock], OperatorSweep]]:
     """Start a process that reads torch's tables; importing them changes torch, so nothing may be judged there.
 
     Returns:
@@ -293,7 +306,8 @@ def open_tables(only: Sequence[str] = ()) -> Iterator[Callable[[int, BudgetClock
         def sweep(seed: int, budget: BudgetClock) -> OperatorSweep:
             late = "Torch's operators were not listed when the budget was over. Give more."
             operators = await_answer(listed, budget, late, "The process that lists torch's operators {error}.")
-            return OperatorSweep(operators, seed, lambda cells: pool.submit(WRITE_CELLS, cells), tuple(only))
+            write: Write = lambda cells: pool.submit(WRITE_CELLS, cells)  # noqa: E731
+            return OperatorSweep(operators, seed, write, tuple(only), eager)
 
         try:
             yield sweep

@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from fuzzcompile.compiler.custom_code import describe_backend, find_root, get_module_name, has_custom_code, list_passes
-from fuzzcompile.model.contract import AOTI, COMPILE, ReportJson, read_target
+from fuzzcompile.model.contract import AOTI, COMPILE, EAGER, ReportJson, read_target
 from fuzzcompile.model.custom import ObjectPath
 from fuzzcompile.model.errors import CaseError, UsageError
 from fuzzcompile.model.templates import get_environment
@@ -217,7 +217,7 @@ class _Texts:
 
     @property
     def compiled(self) -> str:
-        if self.settings.path != COMPILE:
+        if self.settings.path not in (COMPILE, EAGER):  # beside eager mode alone, the compiler is another opinion
             return self._export()
         whole = "OPTIONS" in find_bound_names(self.plan.source)
         arguments = {

@@ -183,7 +183,8 @@ def _scatter_add(call: FormulaCall) -> Any:
 
 def _index_add(call: FormulaCall) -> Any:
     out = call.x.copy()
-    np.add.at(np.moveaxis(out, call.dim, 0), call.index, np.moveaxis(call.source, call.dim, 0) * (call.alpha or 1))
+    added = np.moveaxis(call.source, call.dim, 0) * call.with_default("alpha", 1)
+    np.add.at(np.moveaxis(out, call.dim, 0), call.index, added)
     return out
 
 

@@ -1,0 +1,126 @@
+"""The judgement on eager mode alone (``PATH = "eager"``): a run held against a second reference, without any compile.
+
+Two faults show. A kernel may contradict the other opinions on its operator in float64 already (`SecondReference`); or
+it is right there and wrong in the program's own dtype, by more than rounding explains. The reference is float64,
+rounded once. What eager may be away from it is measured by perturbed runs, whose moves are taken from the reference and
+not from eager: a kernel's own error is in every run of eager, and would excuse itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from fuzzcompile.compiler.operators.second_reference import NativeCheck
+from fuzzcompile.compiler.watch.ledger import Ledger
+from fuzzcompile.diagnosis.decision import Decision
+from fuzzcompile.diagnosis.oracle.judgement import Judgement, Observations, judge, reshape_like_eager
+from fuzzcompile.diagnosis.refusals import CannotJudge
+from fuzzcompile.diagnosis.trials.case_runs import Trial
+from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.diagnosis.wrong_side import SideVerdict, move_values, name_contradiction, run_second, weigh_gradients
+from fuzzcompile.model.verdicts import Comparison, Verdict
+from fuzzcompile.run import runs
+from fuzzcompile.run.case_program import build
+from fuzzcompile.run.observation import Observation
+
+
+@dataclass(frozen=True)
+class EagerJudgement:
+    """What is said of a case in eager mode: the run as a trial, the decision, and the kernel at fault."""
+
+    trial: Trial
+    decision: Decision
+    side: SideVerdict | None = None
+
+
+def judge_eager(experiments: Experiments) -> EagerJudgement:
+    """Judge eager mode on a case.
+
+    Raises:
+        CannotJudge: it draws random numbers, or the second reference cannot be run.
+    """
+    started, made = time.perf_counter(), experiments.runs
+    if made.eager.failure:
+        judged = Judgement(Verdict.INVALID, detail=f"eager raises {made.eager.failure}")
+        return _conclude(experiments, started, judged)
+    if made.draws:
+        raise CannotJudge(f"{experiments.case.name} draws random numbers: no reference says what they should be.")
+    second, mode = run_second(made)
+    if second.failure is not None:
+        raise CannotJudge(f"A second reference of {experiments.case.name} cannot be run: it raises {second.failure}.")
+    contested = [call for call in mode.contested if call.kernel_is_wrong]
+    undecided = [call for call in mode.contested if call.kernel_is_wrong is None]
+    if undecided and not contested and weigh_gradients(made, second, run_second(made, undecided)[0]) == "eager":
+        contested, undecided = undecided, []
+    exact = run_second(made, contested)[0] if contested else second
+    judged = _judge_run(experiments, exact, made.eager)
+    if contested and judged.verdict is Verdict.WRONG_GRADIENT and weigh_gradients(made, second, exact) == "compiled":
+        # What the operators give depends on layout by design (LU factors), and the backward pass knows it.
+        exact, contested = second, []
+        judged = _judge_run(experiments, exact, made.eager)
+    if not judged.verdict.is_bug:
+        open_calls = dict.fromkeys(str(call.operator) for call in undecided)
+        why = f"kernel and decomposition of {', '.join(open_calls)} part, undecided" if open_calls else ""
+        return _conclude(experiments, started, replace(judged, detail=why))
+    if not contested:
+        return _conclude(experiments, started, judged, _name_native_fault(experiments, exact))
+    ranked = sorted(contested, key=lambda call: -call.opinion.step)
+    alone = (call for call in ranked if _judge_run(experiments, run_second(made, [call])[0], made.eager).verdict.is_bug)
+    found = ranked[0] if len(ranked) == 1 else next(alone, ranked[0])
+    return _conclude(experiments, started, judged, SideVerdict("eager", name_contradiction(found), found))
+
+
+def _judge_run(experiments: Experiments, exact: Observation, eager: Observation) -> Judgement:
+    """The judgement on a run of eager mode, in the place of a compiled one, beside the reference in eager's."""
+    made = experiments.runs
+    right = reshape_like_eager(made.eager, exact)
+    noisy = [move_values(right, made.eager, sample) for sample in experiments.noisy]
+    return judge(Observations(right, right, exact, noisy, eager))
+
+
+def _name_native_fault(experiments: Experiments, exact: Observation) -> SideVerdict | None:
+    """The operator whose kernel is wrong in the program's own dtype: with float64's values for it, eager is right."""
+    calls = _run_checked(experiments)[1].contested
+    for call in sorted(calls, key=lambda call: -call.opinion.step):
+        repaired, _ = _run_checked(experiments, {call.number})
+        if repaired.failure is None and not _judge_run(experiments, exact, repaired).verdict.is_bug:
+            return SideVerdict("eager", name_contradiction(call), call)
+    return None
+
+
+def _run_checked(experiments: Experiments, repaired: Collection[int] = ()) -> tuple[Observation, NativeCheck]:
+    case, device = experiments.case, experiments.device
+    program, mode = build(case, device, streamed=True), NativeCheck(repaired)
+    return runs.observe(case, program, program.model, around=mode), mode
+
+
+def _name_own_side(comparison: Comparison) -> Comparison:
+    """The comparison with eager's values under eager's name, and the reference's in the place of compiled ones."""
+    at = {**comparison.at, "eager": comparison.at.get("compiled"), "compiled": comparison.at.get("eager")}
+    return replace(
+        comparison,
+        max_abs_error_eager=comparison.max_abs_error_compiled,
+        max_abs_error_compiled=comparison.max_abs_error_eager,
+        rms_error_eager=comparison.rms_error_compiled,
+        rms_error_compiled=comparison.rms_error_eager,
+        max_ulps_eager=comparison.max_ulps_compiled,
+        max_ulps_compiled=comparison.max_ulps_eager,
+        at=at if comparison.at else comparison.at,
+    )
+
+
+def _conclude(
+    experiments: Experiments, started: float, judged: Judgement, side: SideVerdict | None = None
+) -> EagerJudgement:
+    decision = Decision(judged.verdict, judged.confidence, judged.detail)
+    if side is not None:
+        decision = Decision(Verdict.EAGER_WRONG, judged.confidence, side.why)
+    elif judged.verdict.is_bug:
+        decision = Decision(
+            Verdict.UNSTABLE, "low", "farther from float64 than rounding explains, and no kernel alone is why"
+        )
+    seconds = time.perf_counter() - started
+    judged = replace(judged, comparisons=tuple(map(_name_own_side, judged.comparisons)))
+    return EagerJudgement(Trial(experiments.how, experiments.runs.eager, judged, Ledger(), seconds), decision, side)

@@ -1,0 +1,70 @@
+"""Eager mode alone (``PATH = "eager"``): kernels that are wrong are named without a compile, right ones are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from plants.sides import FAULTS, SharedFault, eager_fault, is_strided, write_program
+
+from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.judge_task import JudgeTask
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.report.verdict_text import meaning
+
+aten = torch.ops.aten
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def judged(write_case) -> Callable[..., ReportJson]:
+    def judge(body: str, *, against: str = "eager", **how) -> ReportJson:
+        source = write_program(body, **how) + '\n\nPATH = "eager"\n'
+        return triage(load_case(write_case(source)), CPU, JudgeTask(against=against)).to_json()
+
+    return judge
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_a_planted_fault_is_named_and_without_it_there_is_none(judged, fault: SharedFault):
+    clean = judged(fault.body, backward=fault.backward)
+    assert clean["verdict"] in ("equal", "rounding") and clean["cost"]["compiles"] == 0, clean["detail"]
+    with eager_fault(fault.operator):
+        report = judged(fault.body, backward=fault.backward)
+    assert (report["verdict"], report["wrong"], report["culprit"]["rewrite"]) == ("eager_wrong", "eager", str(fault))
+    assert report["signature"] == f"aten:-:{fault.operator._opname}" and report["severity"] == "silent"
+    assert report["evidence"]["path"] == "eager" and "compiled" not in meaning(report)
+    worst = max(report["evidence"]["outputs"], key=lambda output: output["max_abs_error_eager"])
+    assert worst["max_abs_error_eager"] > 10 * worst["max_abs_error_compiled"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_fault_in_the_programs_own_dtype_alone_is_found(judged, dtype: str):
+    # Of bfloat16, 5 % are within what rounding allows two operators.
+    with eager_fault(aten.gelu.default, lambda y: y * 1.5, only=lambda x, *_, **__: x.dtype is getattr(torch, dtype)):
+        report = judged("F.gelu(x) * 2", dtype=dtype)
+    assert (report["verdict"], report["culprit"]["rewrite"]) == ("eager_wrong", "aten.gelu.default")
+    assert "contradicts itself in float64" in report["detail"] and report["workaround"] is None
+
+
+def test_a_fault_of_a_layout_has_a_workaround(judged):
+    with eager_fault(aten.exp.default, only=is_strided):
+        report = judged("torch.exp(x.mT)")
+        assert judged("torch.exp(x)")["verdict"] == "equal"
+    assert report["culprit"]["details"]["aten_kernel"]["about"] == "layout"
+    assert "contiguous" in report["workaround"]["how"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_rounding_of_long_sums_is_no_fault(judged, dtype: str):
+    for body in ("(x * 30).sum()", "torch.softmax(x, -1).cumsum(-1)", "F.layer_norm(x, (8,), w)", "x @ x.mT"):
+        report = judged(body, dtype=dtype, shape=(512, 8), backward=True)
+        assert report["verdict"] in ("equal", "rounding"), (body, report["detail"])
+
+
+def test_nothing_else_can_be_compared_with(judged):
+    with pytest.raises(UsageError, match="runs in eager mode alone"):
+        judged("x", against="float64")
