@@ -119,6 +119,8 @@ def _clamp(call: FormulaCall) -> Any:
 
 def _scaled(call: FormulaCall, product: Any) -> Any:
     beta, alpha = call.with_default("beta", 1), call.with_default("alpha", 1)
+    if _is_whole(product) and not (float(alpha).is_integer() and float(beta).is_integer()):
+        return None  # of whole numbers, torch asks for whole factors
     return alpha * product + (beta * call.x if beta else 0)
 
 
