@@ -174,7 +174,7 @@ class SecondReference(Float64Mode):  # type: ignore[no-untyped-call]
         return result
 
 
-class NativeCheck(OperatorMode):
+class NativeCheck(OperatorMode):  # type: ignore[no-untyped-call]
     """Compare every operator of a run in its own dtypes with its kernel in float64.
 
     Calls that part by more than a few units in the last place of their results are contested, which says nothing yet:
