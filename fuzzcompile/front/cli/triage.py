@@ -239,5 +239,7 @@ def compute_status(answers: Sequence[FileAnswer], fail_on: FailOn | None = None)
     """3 if any file could not be judged, else 2 if any is no case, else 1 if a bug counts (any by default), else 0."""
     statuses = {answer.status for answer in answers if answer.status != 1}
     bugs = [answer.report for answer in answers if answer.status == 1]
-    counted = any(fail_on is None or fail_on.counts(bug and bug["verdict"], rate_severity(bug)) for bug in bugs)
+    counted = any(
+        fail_on is None or fail_on.counts(bug["verdict"] if bug else None, rate_severity(bug)) for bug in bugs
+    )
     return max(statuses | {int(counted)})
