@@ -39,6 +39,7 @@ from fuzzcompile.compiler.watch.compiler_errors import (
     find_generated_place,
     find_inner_error,
     list_raise_frames,
+    name_origin,
 )
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.recorder import Recorder
@@ -286,6 +287,7 @@ class CompileSession:
             unsupported=uncaptured is not None,
             machine="" if uncaptured else describe_machine_fault(cause),
             raised=list_raise_frames(cause),
+            origin=name_origin(cause),
             generated=find_generated_place(cause),
         )
 

@@ -81,10 +81,11 @@ _BACKENDS = ("aot_eager_decomp_partition", "aot_eager")
 def find_workaround(ablator: Ablator, culprit: Culprit) -> Workaround | None:
     """The narrowest setting that repairs the divergence; None if there is none, or no time to look for it.
 
-    Where eager mode is what is wrong, a setting that made compiled agree with it would mend nothing.
+    Where eager mode is what is wrong, a setting that made compiled agree with it would mend nothing; and nothing is to
+    be mended in what torch means compiled programs to do.
     """
     kernel = culprit.details.get("aten_kernel")
-    if kernel is not None and kernel["wrong_in"] == "eager":
+    if (kernel is not None and kernel["wrong_in"] == "eager") or "design" in culprit.details:
         return None
     start, before = time.perf_counter(), ablator.experiments.counts.compiles
     try:

@@ -110,7 +110,7 @@ def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Dec
 def _decide_within_rounding(experiments: Experiments, trial: Trial, semantic: Sequence[Step]) -> Decision:
     """Values that rounding explains natively: what float64 says of the graphs, the program and its casts."""
     first = trial.judgement
-    judged, wrong = Decision(first.verdict, first.confidence), choose_wrong_values_verdict(first)
+    judged, wrong = Decision(first.verdict, first.confidence, first.detail), choose_wrong_values_verdict(first)
     if semantic:
         step = semantic[0]
         why = f"{_NATIVELY} {step.label.rewrite} moves the float64 result by {step.float64:.1e} of its size"

@@ -227,6 +227,21 @@ class JudgedTrial:
         side = None if self.side is None else self.side.weigh_culprit(culprit)
         return self if side is None or side is self.side else self._on_side(side)
 
+    def allow_design(self, culprit: Culprit | None) -> JudgedTrial:
+        """The answer; or no bug, where the culprit is a branch that compiled programs are meant to take."""
+        why = None if culprit is None else culprit.details.get("design")
+        if culprit is None or why is None:
+            return self
+        said = f"compiled programs take another branch of torch ({culprit.source}:{culprit.line}) by design: {why}"
+        if largest := max(map(self._measure_against_update, self.trial.judgement.suspicious), default=0.0):
+            said += f"; what the program changes in place differs by at most {largest:.1e} of that change"
+        decision = replace(self.decision, verdict=Verdict.BY_DESIGN, confidence="high", detail=said)
+        return replace(self, side=None, decision=decision)
+
+    def _measure_against_update(self, comparison: Comparison) -> float:
+        moved = self.experiments.runs.eager.index_by_name()[comparison.name].moved
+        return comparison.rms_error_compiled / moved if moved else 0.0
+
     def _on_side(self, side: SideVerdict) -> JudgedTrial:
         decision = self.decision
         if side.wrong == "eager":
@@ -385,7 +400,8 @@ def triage(
         progress.note_verdict(answer.report())
     progress.note_ledger(answer.trial.ledger)
     attribution = answer.attribute(thorough=task.thorough)
-    report = answer.weigh_culprit(attribution.culprit).report(attribution)
+    answer = answer.weigh_culprit(attribution.culprit).allow_design(attribution.culprit)
+    report = answer.report(attribution)
     # A rewrite that is off is tried as asked, not the other way judged.
     fates = tuple(find_rewrite_fate(experiments, answer.trial, answer.steps, name) for name in task.suspects)
     maps = make_error_maps(answer.experiments, answer.trial) if task.error_maps else {}

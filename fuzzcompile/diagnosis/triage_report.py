@@ -223,7 +223,9 @@ class TriageReport:
     def to_json(self) -> ReportJson:
         """The object that ``fuzzcompile triage --json`` prints."""
         attribution = self.attribution
-        culprit, workaround = (attribution.culprit, attribution.workaround) if self.is_bug else (None, None)
+        culprit, workaround = (None, None)
+        if self.is_bug or self.verdict is Verdict.BY_DESIGN:
+            culprit, workaround = attribution.culprit, attribution.workaround
         named = None if culprit is None else culprit.to_json()
         if culprit is not None and named is not None:
             named["component"] = BY_NAME[culprit.stage].component

@@ -251,7 +251,7 @@ class ReportJson(TypedDict, total=False):
     workaround: WorkaroundJson | None  # a setting that was run before it is offered; null where none was found
     cause: CauseJson | None  # the change that makes the case pass; null where none was found
     signature: str | None  # the identity of the bug; null for what is no bug
-    severity: str | None  # a word of the severities; null for what is no bug
+    severity: str | None  # a word of the severities; null for what is no bug, but for ``by_design``
     rewrites: list[RewriteJson]  # the rules that matched anything
     suspects: list[SuspectJson]  # the answers to ``--suspect``
     cost: CostJson  # of the answer

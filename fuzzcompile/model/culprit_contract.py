@@ -96,6 +96,9 @@ DetailsJson = TypedDict(
         "eager": list[str],
         "compiled": list[str],
         "agrees": str,
+        # of a branch that torch means compiled programs to take: why, and where torch says so
+        "design": str,
+        "design_source": str,
         "left": str,  # the operator that a pass left in the graph; ``operator`` is its family
         "operator": str,
         "output of": str,  # the operator that makes the wrong output, of a culprit of which the stage alone is known

@@ -30,6 +30,8 @@ class Severity(StrEnum):
     """Other strides, with which everything goes on working."""
     ACCEPTS_INVALID = "accepts_invalid"
     """Compiled runs what eager refuses."""
+    BY_DESIGN = "by_design"
+    """Other values, because torch's own code means compiled programs to compute them in another way: no bug."""
 
     @property
     def rank(self) -> int:
@@ -43,7 +45,7 @@ class Severity(StrEnum):
     @property
     def is_minor(self) -> bool:
         """True if lists count such findings in one line instead of showing each."""
-        return self in (Severity.LAYOUT, Severity.ACCEPTS_INVALID)
+        return self in (Severity.LAYOUT, Severity.ACCEPTS_INVALID, Severity.BY_DESIGN)
 
 
 _WRONG = ("miscompile", "wrong_gradient", "nonfinite", "precision_loss", "eager_wrong", "nondeterministic")
@@ -52,6 +54,7 @@ _OF_VERDICT = {
     **dict.fromkeys(("crash", "timeout", "compile_error", "runtime_error"), Severity.ERROR),
     "aliasing": Severity.ALIASING,
     "accepts_invalid": Severity.ACCEPTS_INVALID,
+    "by_design": Severity.BY_DESIGN,
 }
 
 

@@ -14,6 +14,7 @@ class Verdict(StrEnum):
     ROUNDING = "rounding"
     UNSTABLE = "unstable"
     PRECISION_CASTS = "precision_casts"
+    BY_DESIGN = "by_design"
     INVALID = "invalid"
     MISCOMPILE = "miscompile"
     WRONG_GRADIENT = "wrong_gradient"
@@ -45,7 +46,7 @@ VALUES = (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT, Verdict.NONFINITE, Verdict
 _KINDS = {**dict.fromkeys(VALUES, "values"), Verdict.COMPILE_ERROR: "error", Verdict.RUNTIME_ERROR: "error"}
 # Verdicts that say that the program is right where it was judged. The others without a bug say nothing of that.
 HARMLESS = (Verdict.EQUAL, Verdict.ROUNDING)
-_BENIGN = frozenset({*HARMLESS, Verdict.UNSTABLE, Verdict.PRECISION_CASTS, Verdict.INVALID})
+_BENIGN = frozenset({*HARMLESS, Verdict.UNSTABLE, Verdict.PRECISION_CASTS, Verdict.BY_DESIGN, Verdict.INVALID})
 
 
 # How the compiled value differs. "close": by rounding. "wild": within what rounding allows, but eager itself has no

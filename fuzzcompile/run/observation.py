@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fuzzcompile.model.evidence import RANDOM_STATE, ObservableName
 from fuzzcompile.run.case import Case, Reachable
 from fuzzcompile.run.case_program import CaseProgram
-from fuzzcompile.run.metrics import have_same_values
+from fuzzcompile.run.metrics import have_same_values, rms
 from fuzzcompile.run.reachable_state import name_arguments, name_held_tensors, name_holders
 from fuzzcompile.run.tensors import densify, find_aliases, is_wrapped, list_significant_strides, name_leaves, unwrap
 
@@ -40,7 +40,8 @@ class Failure:
     ``phase`` says whether the compiler or the program raised it, ``stage`` which of the compiler's stages, if known.
     ``unsupported``: dynamo cannot capture a part of the program. ``machine`` is what of the machine made it fail, if
     that was it. ``raised`` are file, line and function of the innermost frames of the compiler, innermost first;
-    ``generated`` is the place in the program that the compiler wrote, if that raised by itself.
+    ``generated`` is the place in the program that the compiler wrote, if that raised by itself; ``origin`` is the type
+    of the error that the compiler raised this one for, where it said that.
     """
 
     type_name: str
@@ -51,6 +52,7 @@ class Failure:
     machine: str = ""
     raised: tuple[tuple[str, int, str], ...] = field(default=(), compare=False)
     generated: GeneratedPlace | None = field(default=None, compare=False, repr=False)
+    origin: str = field(default="", compare=False)
 
     def is_like(self, other: Failure) -> bool:
         """Return whether both are of one type, with the same message up to a colon."""
@@ -69,6 +71,7 @@ class Value:
     changes the other. (Whether an output *is* an input object is not kept: all that adds are autograd's metadata, which
     gradients show.) ``form`` is what a tensor stands for if the program returned something else: a sparse layout, a
     NumPy array. ``precision`` is, for a Python ``float`` or ``complex``, the dtype of the tensors it was computed from.
+    ``moved`` is the RMS of what a call changed of a floating tensor that it wrote to.
     """
 
     name: str
@@ -78,6 +81,7 @@ class Value:
     aliases: tuple[str, ...] = ()
     form: str = ""
     precision: torch.dtype | None = None
+    moved: float | None = None
 
     @property
     def is_tensor(self) -> bool:
@@ -250,7 +254,10 @@ def observe_mutations(call: int | None, before: StateBefore, program: CaseProgra
         shared = now_shared.get(name, ())
         same = old is not None and have_same_values(old, now)
         if not same or shared != before.aliases.get(name, ()):
-            changed.append(Value(str(ObservableName(name, call, after=True)), now, "mutation", aliases=shared))
+            written = old is not None and old.shape == now.shape and now.is_floating_point()
+            moved = rms(now.double() - old.double()) if old is not None and written else None
+            name = str(ObservableName(name, call, after=True))
+            changed.append(Value(name, now, "mutation", aliases=shared, moved=moved))
     for name, attribute in reached.plain_attributes().items():
         if attribute != before.attributes.get(name, _ABSENT):
             observable = ObservableName(f"attribute {name}", call, after=True)

@@ -355,7 +355,7 @@ class Ablator(Divergence):
         """Return whether the divergence is gone in ``trial`` (another error is no repair)."""
         verdict, failing = trial.judgement.verdict, self.trial.judgement.verdict
         if failing is Verdict.ACCEPTS_INVALID:
-            return verdict is Verdict.INVALID
+            return trial.observation.failure is not None
         if verdict.is_bug:
             # A layout that differs besides is another matter than wrong values.
             return verdict is Verdict.METADATA and failing.kind == "values"

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from fuzzcompile.diagnosis.oracle.rounding import compare_floats, compare_integers
 from fuzzcompile.model.evidence import ONLY_EAGER, AliasDifference, EagerRefusal, ValuePair
+from fuzzcompile.model.stages import DECOMPOSITION, DYNAMO, FAKE_TENSOR, find_file_stage
 from fuzzcompile.model.thresholds import ROUNDING_FACTOR, VANISHING
 from fuzzcompile.model.verdicts import Comparison, Finding, Verdict
 from fuzzcompile.run import metrics
-from fuzzcompile.run.observation import Observation, Value
+from fuzzcompile.run.observation import Failure, Observation, Value
 
 # Compare one observable of the compiled run with its counterparts in eager and in the reference.
 
@@ -102,6 +103,8 @@ def _compare_objects(eager: Value, compiled: Value) -> Comparison:
     expected, actual = eager.value, compiled.value
     # By name: a make() that defines classes defines new ones at every call.
     types, equal = [type(value).__qualname__ for value in (expected, actual)], _equal_objects(expected, actual)
+    if types[0] == types[1] and equal is None:
+        return Comparison(eager.name, eager.kind, "same", detail=f"{_UNCOMPARED}: {types[0]} has no equality")
     if types[0] == types[1] and equal:
         return Comparison(eager.name, eager.kind, "same")
     numbers = isinstance(expected, _NUMBERS) and isinstance(actual, _NUMBERS)
@@ -109,13 +112,27 @@ def _compare_objects(eager: Value, compiled: Value) -> Comparison:
     return _differ_in(finding, eager, f"{types[0]} {expected!r:.80}", f"{types[1]} {actual!r:.80}")
 
 
-def _equal_objects(expected: object, actual: object) -> bool:
-    if type(expected).__eq__ is object.__eq__:
+_UNCOMPARED = "not compared"
+
+
+def _list_uncompared(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """What could not be compared, neither as an object nor by the values that it holds."""
+    for comparison in comparisons:
+        held = f"{comparison.name}."
+        if comparison.detail.startswith(_UNCOMPARED) and not any(c.name.startswith(held) for c in comparisons):
+            yield f"{comparison.name} {comparison.detail}"
+
+
+def _equal_objects(expected: object, actual: object) -> bool | None:
+    """Return whether two objects are equal; None if they cannot be compared."""
+    if expected is actual:
         return True
+    if type(expected).__eq__ is object.__eq__:
+        return None
     try:
         return bool(expected == actual)
     except (TypeError, ValueError, RuntimeError):  # an __eq__ that returns arrays or tensors
-        return True
+        return None
 
 
 def _compare_tensors(
@@ -213,8 +230,10 @@ def judge(runs: Observations) -> Judgement:
             detail=f"eager returns {runs.eager.structure}, compiled {runs.compiled.structure}",
         )
     comparisons = tuple(_compare_all(runs))
-    confidence = "high" if runs.reference.failure is None and have_same_bits(runs.eager, runs.again) else "low"
-    return Judgement(_choose_verdict(comparisons, runs), comparisons, confidence=confidence)
+    sure = runs.reference.failure is None and have_same_bits(runs.eager, runs.again)
+    uncompared = "; ".join(_list_uncompared(comparisons))
+    confidence = "high" if sure and not uncompared else "low"
+    return Judgement(_choose_verdict(comparisons, runs), comparisons, uncompared, confidence)
 
 
 def have_same_bits(first: Observation, second: Observation) -> bool:
@@ -239,8 +258,30 @@ def largest_error(judgement: Judgement) -> float | None:
     return max((c.max_abs_error_compiled for c in judgement.comparisons), default=None)
 
 
+# Stages that check arguments as operators of eager mode do: what is raised there refuses the program.
+_REFUSING = (FAKE_TENSOR, DECOMPOSITION)
+# Exceptions by which no operator refuses its arguments: a program that looks something up is at fault.
+_SLIPS = (
+    *("AssertionError", "AttributeError", "KeyError", "NameError", "RecursionError", "StopIteration"),
+    *("UnboundLocalError", "ZeroDivisionError"),
+)
+
+
+def _is_internal(compiled: Failure, eager: Failure) -> bool:
+    """Return whether an error is the compiler's own, and not the refusal of a program that eager mode refuses too."""
+    if compiled.phase != "compile" or compiled.unsupported or compiled.machine:
+        return False
+    stage = find_file_stage(compiled.raised[0][0]) if compiled.raised else None
+    if stage in (None, DYNAMO, *_REFUSING):
+        return compiled.origin != eager.type_name and compiled.origin in _SLIPS
+    return True
+
+
 def _judge_failures(eager: Observation, compiled: Observation) -> Judgement:
     if eager.failure and compiled.failure:
+        if _is_internal(compiled.failure, eager.failure):
+            detail = f"{compiled.failure}, an error of the compiler's own, whatever eager raises: {eager.failure}"
+            return Judgement(Verdict.COMPILE_ERROR, detail=detail)
         alike = eager.failure.type_name == compiled.failure.type_name
         detail = f"eager raises {eager.failure}; compiled {'too' if alike else f'raises {compiled.failure}'}"
         return Judgement(Verdict.INVALID, detail=detail)

@@ -12,6 +12,7 @@ from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution
 from fuzzcompile.diagnosis.kernels.kernel_proofs import prove_templates, search_behind_graphs
 from fuzzcompile.diagnosis.operators import operator_ways as operators
 from fuzzcompile.diagnosis.stages import backend_stages, graph_ways, tracing_ways
+from fuzzcompile.diagnosis.stages.compiling_branches import prove_compiling_branch
 from fuzzcompile.diagnosis.stages.graph_passes import Ground, RewritingStage, prove_rewrites
 from fuzzcompile.diagnosis.stages.ways import SideBySide, Stage, Way, doubt
 from fuzzcompile.model import stages
@@ -88,6 +89,7 @@ def _doubt_way(way: Way) -> Prove:
 # Tuned: what is cheap to look at and rarely wrong comes first. A compile is spent on a suspect only after everything
 # above it in the table has named nothing.
 ORDER: tuple[SearchStep, ...] = (
+    SearchStep(Shows.ANYWHERE, prove_compiling_branch),  # compiles nothing, and few programs have any
     *(
         SearchStep(Shows.ANYWHERE, partial(prove_rewrites, ground=ground))  # the strongest evidence first
         for ground in Ground

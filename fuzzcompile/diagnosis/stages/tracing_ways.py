@@ -57,7 +57,7 @@ from fuzzcompile.run.tensors import list_significant_strides
 __watches_calls__ = True  # its frames stand between a call and the program that makes it
 
 
-def _run_first_eagerly(experiments: Experiments, context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Any:
+def run_first_eagerly(experiments: Experiments, context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Any:
     """Run the program in eager mode, the first run of its model in a context; what that yields."""
     program, entered = build(experiments.case, experiments.device), list[Any]()
 
@@ -84,7 +84,7 @@ def _find_branch(divergence: Divergence) -> Iterator[Found]:
         snapshot = record.snapshots[0]
         if list_random_calls(snapshot):
             return
-        heard = _run_first_eagerly(divergence.experiments, profile_operators)
+        heard = run_first_eagerly(divergence.experiments, profile_operators)
         eager = [name for name, _ in list_profiled_operators(heard, {""})] if heard is not None else []
         captured = list_called_operators(snapshot, inputs)
         matcher = difflib.SequenceMatcher(a=eager, b=[name for name, _ in captured], autojunk=False)
@@ -151,7 +151,7 @@ def _compare_calls(divergence: Divergence) -> Iterator[ways.Sides[tuple[_EagerCa
     lost: list[_EagerCall] = []
 
     def pair_calls() -> Iterator[ways.Pair[tuple[_EagerCall, str]]]:
-        watcher = _run_first_eagerly(divergence.experiments, _CallRecorder)
+        watcher = run_first_eagerly(divergence.experiments, _CallRecorder)
         calls = watcher.calls if watcher is not None else []
         number_at, seen = Counter(call.line for call in calls), Counter[str]()
         for call in calls:

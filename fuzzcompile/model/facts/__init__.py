@@ -7,7 +7,7 @@ import functools
 import importlib.resources
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -206,6 +206,14 @@ class ErrorFacts(FactTable, frozen=True):
     planning: frozenset[str]
 
 
+class DesignedBranch(FactTable, frozen=True):
+    """Functions of torch that compute something in another way where they are compiled, and are meant to."""
+
+    places: frozenset[str]  # ``file:function``, the file relative to the folder that holds torch
+    why: str  # what is computed in another way, and why; follows "because"
+    source: str  # where torch says so
+
+
 Minor = tuple[int, int]
 """Major and minor number of a version of torch."""
 
@@ -229,6 +237,7 @@ class Facts(FactTable, frozen=True):
     places: CodePlaces
     dynamo: DynamoFacts
     errors: ErrorFacts
+    by_design: tuple[DesignedBranch, ...] = ()
     unreachable: tuple[UnreachableReason, ...] = ()
     version: str = ""
     table: Minor = (0, 0)
@@ -251,6 +260,10 @@ class Facts(FactTable, frozen=True):
     def has_reasons(self) -> bool:
         """True if the reasons why rules cannot be reached were checked on this version."""
         return self.exact and bool(self.unreachable)
+
+    def find_design(self, places: Collection[str]) -> DesignedBranch | None:
+        """Return the branch by design to which all of these places belong, each a ``file:function``; None if none."""
+        return next((branch for branch in self.by_design if places and branch.places >= set(places)), None)
 
     def find_reason(
         self, stage: str, name: str, device: str, switched_on: frozenset[str] | None = None

@@ -1,0 +1,68 @@
+"""Torch's own Python that asks whether it is being compiled: eager mode on the paths that compiled programs take.
+
+``torch.compiler.is_compiling()`` returns a flag of that module. In its place stands an object here whose truth depends
+on the code that asks, so that single branches can be switched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+import torch
+
+_FLAG = "_is_compiling_flag"
+_FOLDER = Path(torch.__file__).parents[1]
+
+
+class AskingPlace(NamedTuple):
+    """A line of torch that branches on whether it is compiled: its file, relative to the folder that holds torch."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} ({self.function})"
+
+
+class _Asked:
+    def __init__(self, only: Collection[AskingPlace] | None) -> None:
+        self._only, self.places = only, dict[AskingPlace, None]()
+
+    def __bool__(self) -> bool:
+        place = _find_place(sys._getframe(1))
+        if place is None:
+            return False
+        self.places.setdefault(place)
+        return self._only is None or place in self._only
+
+
+def _find_place(frame: FrameType | None) -> AskingPlace | None:
+    """The place that asks if it is torch's, outside of its private packages, which hold the compiler."""
+    while frame is not None and frame.f_code.co_filename == torch.compiler.__file__:
+        frame = frame.f_back
+    if frame is None or not frame.f_code.co_filename.startswith(f"{_FOLDER / 'torch'}/"):
+        return None
+    file = Path(frame.f_code.co_filename).relative_to(_FOLDER).as_posix()
+    private = file.startswith("torch/_")
+    return None if private else AskingPlace(file, frame.f_lineno, frame.f_code.co_name)
+
+
+@contextlib.contextmanager
+def pretend_compiling(only: Collection[AskingPlace] | None = None) -> Iterator[Collection[AskingPlace]]:
+    """Let torch's Python take the branches of compiled programs in this block, all of them or only those of places.
+
+    Yields:
+        The places that have asked so far, in their order.
+    """
+    asked, before = _Asked(only), getattr(torch.compiler, _FLAG)
+    setattr(torch.compiler, _FLAG, asked)
+    try:
+        yield asked.places.keys()
+    finally:
+        setattr(torch.compiler, _FLAG, before)

@@ -1,0 +1,59 @@
+"""Branches of torch's own Python that only compiled programs take: eager mode on them, beside the compiled program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from fuzzcompile.compiler.compiling_predicate import AskingPlace, pretend_compiling
+from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit
+from fuzzcompile.diagnosis.stages.tracing_ways import run_first_eagerly
+from fuzzcompile.model.culprit_contract import DetailsJson
+from fuzzcompile.model.facts import DesignedBranch, facts
+from fuzzcompile.model.stages import DYNAMO
+
+# Places that are tried one by one: each takes the runs of eager mode anew.
+_MOST_PLACES = 12
+
+
+def prove_compiling_branch(ablator: Ablator) -> Attribution | None:
+    """The branches of torch that make eager mode agree with the compiled program, the fewest; None if none do."""
+    if not ablator.is_of_values:
+        return None
+    asked = tuple(run_first_eagerly(ablator.experiments, pretend_compiling) or ())
+    if not asked:
+        return None
+    by_design = tuple(place for place in asked if _find_design([place]) is not None)
+    agrees = partial(_agrees, ablator)
+    if by_design and agrees(by_design):
+        needed = by_design
+    elif agrees(asked):
+        needed = asked
+    else:
+        return None
+    for place in reversed(needed) if len(needed) <= _MOST_PLACES else ():
+        rest = tuple(each for each in needed if each != place)
+        if rest and agrees(rest):
+            needed = rest
+    design, toggle = _find_design(needed), _describe(needed)
+    details: DetailsJson = {"kind": "branch", "agrees": toggle}
+    if design is not None:
+        details |= {"design": design.why, "design_source": design.source}
+    first, *others = (
+        Culprit(DYNAMO, None, place.function, place.function, source=place.file, line=place.line) for place in needed
+    )
+    return Attribution(replace(first, necessary=True, details=details), others)
+
+
+def _agrees(ablator: Ablator, places: Sequence[AskingPlace]) -> bool:
+    return ablator.attempt_in_eager(pretend_compiling(places), _describe(places))
+
+
+def _describe(places: Sequence[AskingPlace]) -> str:
+    where = ", ".join(map(str, places)) if len(places) <= 2 else f"{len(places)} places of torch"
+    return f"eager mode in which torch.compiler.is_compiling() is true in {where}"
+
+
+def _find_design(places: Sequence[AskingPlace]) -> DesignedBranch | None:
+    return facts().find_design({f"{place.file}:{place.function}" for place in places})

@@ -1,0 +1,54 @@
+"""Eager and compiled both raise: a refusal of the program in other words, or an error of the compiler's own."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+from torch._inductor import lowering
+from torch._subclasses import fake_tensor
+
+from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.programs.casefiles.case_module import load_case
+
+SOURCE = """
+import torch
+
+def make():
+    torch.manual_seed(0)
+    return (lambda x, i: {body}), (torch.randn(4), torch.tensor([{index}]))
+"""
+
+
+def slip(*args: object, **kwargs: object) -> object:
+    return {}["nothing"]
+
+
+@pytest.fixture
+def judged(write_case):
+    def judge(body: str, index: int = 7):
+        path = write_case(SOURCE.format(body=body, index=index))
+        return triage(load_case(path), torch.device("cpu")).to_json()
+
+    return judge
+
+
+@pytest.mark.parametrize("body", ["torch.sinh(x)[i]", "torch.mm(x, x)", "torch.cat([x, x[None]]).sinh()"])
+def test_a_program_that_both_refuse_is_invalid(judged, body):
+    report = judged(body)
+    assert (report["verdict"], report["is_bug"]) == ("invalid", False)
+    assert "eager raises" in report["detail"]
+
+
+def test_a_lowering_that_fails_by_itself_is_a_bug_whatever_eager_raises(judged):
+    with mock.patch.dict(lowering.lowerings, {torch.ops.aten.sinh.default: slip}):
+        report = judged("torch.sinh(x)[i]")
+    assert (report["verdict"], report["is_bug"]) == ("compile_error", True)
+    assert "KeyError" in report["detail"] and "IndexError" in report["detail"]
+    assert (report["culprit"]["stage"], report["culprit"]["family"]) == ("lowering", "sinh")
+
+
+def test_a_shape_function_that_slips_is_a_bug_too(judged):
+    with mock.patch.object(fake_tensor.FakeTensorMode, "_dispatch_impl", slip):
+        assert judged("torch.mm(x, x)")["verdict"] == "compile_error"

@@ -1,0 +1,76 @@
+"""Training steps whose optimizer is compiled too: what torch means them to compute in another way is no bug."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from calling import call
+
+STEP = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 3))
+optimizer = torch.optim.{optimizer}(model.parameters(), lr=1e-2)
+
+
+@torch.compile
+def step(x):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+step(torch.randn(6, 4))
+"""
+# The lowering of tanh returns a value that is 5 % off.
+WRONG_TANH = """
+import torch
+from torch._inductor import lowering
+
+tanh = lowering.lowerings[torch.ops.aten.tanh.default]
+lowering.lowerings[torch.ops.aten.tanh.default] = lambda x: lowering.mul(tanh(x), 1.05)
+"""
+
+
+@pytest.fixture
+def judged(write_case, capsys):
+    def judge(optimizer: str, *options: str):
+        status = call("triage", write_case(STEP.format(optimizer=optimizer)), "--json", *options)
+        return status, json.loads(capsys.readouterr().out)
+
+    return judge
+
+
+def test_a_bias_correction_in_float32_is_by_design(judged):
+    status, report = judged("AdamW")
+    culprit = report["culprit"]
+    assert (status, report["verdict"], report["is_bug"]) == (0, "by_design", False)
+    assert (report["severity"], report["confidence"], report["signature"]) == ("by_design", "high", None)
+    assert (culprit["stage"], culprit["source"], culprit["necessary"]) == ("dynamo", "torch/optim/optimizer.py", True)
+    assert culprit["rewrite"] == "_get_value" and culprit["details"]["design_source"].startswith("torch/optim/")
+    assert f"{culprit['source']}:{culprit['line']}" in report["detail"] and "of that change" in report["detail"]
+
+
+@pytest.mark.slow
+def test_it_counts_where_that_is_asked_for(judged):
+    assert judged("NAdam", "--fail-on", "by_design")[0] == 1
+    assert judged("NAdam", "--fail-on", "accepts_invalid")[0] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["SGD", "RMSprop", "Adagrad", "Adadelta", "Rprop", "ASGD"])
+def test_an_optimizer_without_such_a_branch_gives_no_finding(judged, optimizer):
+    status, report = judged(optimizer)
+    assert status == 0 and report["verdict"] in ("equal", "rounding")
+
+
+@pytest.mark.slow
+def test_a_bug_in_such_a_step_is_a_bug(judged, write_case):
+    status, report = judged("AdamW", "--plant", str(write_case(WRONG_TANH, "plant.py")))
+    assert (status, report["is_bug"]) == (1, True)
+    assert (report["culprit"]["stage"], report["culprit"]["family"]) == ("lowering", "tanh")
