@@ -238,13 +238,13 @@ def list_case_files(paths: Sequence[Path], ignored: IgnorePatterns | None = None
 def compute_status(answers: Sequence[FileAnswer], fail_on: FailOn | None = None) -> int:
     """3 if any file could not be judged, else 2 if any is no case, else 1 if a bug counts (any by default), else 0.
 
-    What is by design is no bug, and counts where that is asked for.
+    What is by design counts where that is asked for.
     """
     statuses = {answer.status for answer in answers if answer.status != 1}
+    asks = fail_on is not None and fail_on.least is Severity.BY_DESIGN
     bugs = [answer.report for answer in answers if answer.status == 1]
     counted = any(
-        fail_on is None or fail_on.counts(str((bug or {}).get("verdict")), rate_severity(bug)) for bug in bugs
+        fail_on is None or fail_on.counts(bug["verdict"] if bug else None, rate_severity(bug)) for bug in bugs
     )
-    if fail_on is not None and fail_on.least is Severity.BY_DESIGN:
-        counted |= any(rate_severity(answer.report) is Severity.BY_DESIGN for answer in answers)
+    counted |= asks and any(rate_severity(answer.report) is Severity.BY_DESIGN for answer in answers)
     return max(statuses | {int(counted)})

@@ -124,7 +124,7 @@ def _write_formula_script(call: AtenCall, number: int, taken: str) -> Iterator[s
             return value
         variable = name if name != "self" else "x"
         tensors[variable] = value
-        return WrittenArray((value.double() if value.is_floating_point() else value).numpy(), variable)
+        return WrittenArray((value.detach().double() if value.is_floating_point() else value).numpy(), variable)
 
     schema = call.operator._schema.arguments
     given = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
