@@ -38,6 +38,7 @@ from fuzzcompile.model.signatures import UNATTRIBUTED, make_program_signature, n
 from fuzzcompile.model.stages import BY_NAME, GRAPH_STAGES, PARTITION
 from fuzzcompile.model.verdicts import Comparison, CoverageCount, Verdict
 from fuzzcompile.run.observation import Failure
+from fuzzcompile.run.plants import list_plants
 
 # Fate of a pass or pattern that the user suspects by name in the judged compile.
 
@@ -254,6 +255,8 @@ class TriageReport:
         }
         if self.contract is not None:
             report["contract"] = self.contract
+        if plants := list_plants():
+            report["plants"] = [path.name for path in plants]
         finite: ReportJson = make_finite(report)
         return {**finite, "severity": rate_severity(finite)}
 

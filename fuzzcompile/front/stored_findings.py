@@ -97,7 +97,7 @@ def _refresh_finding(
         return leave("differs", f"on torch {report['torch']} the verdict is {report['verdict']}")
     neighbour = None if best is None else best.neighbour
     try:
-        shown = show(source, report, neighbour, for_issue=True)
+        shown = show(source, report, neighbour, for_issue=True, plants=conditions.plants)
     except FuzzcompileError as error:  # a script is no case: it has no reproducer to build
         return leave("not judged", str(error))
     if shown.interrupted:

@@ -236,6 +236,7 @@ class ReportJson(TypedDict, total=False):
     case: str  # its name
     torch: str  # the version that compiled it; ``device`` where it ran
     device: str
+    plants: list[str]  # with ``--plant``, the names of the files that put bugs into that torch
     verdict: str  # a word of the verdict kinds; ``is_bug`` says whether it is worth a report to PyTorch
     is_bug: bool
     # of a verdict on values or gradients, the side that is wrong: ``compiled``, ``eager``, ``both`` or ``undecided``;

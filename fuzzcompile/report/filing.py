@@ -115,13 +115,17 @@ class Refusal(NamedTuple):
 def find_refusal(facts: IssueFacts) -> Refusal | None:
     """The first reason against filing the finding; None if it is fit to be filed.
 
-    Refused are: what is no bug, what a person has marked, what belongs to a group that has an issue, what is fixed in
-    the newest torch that was tried, a suspect without proof, and what breaks a rule of PyTorch's for fuzzers.
+    Refused are: what is no bug, what was seen with plants, what a person has marked, what belongs to a group that has
+    an issue, what is fixed in the newest torch that was tried, a suspect without proof, and what breaks a rule of
+    PyTorch's for fuzzers.
     """
     if not facts.is_bug:
         subject = facts.subject
         explained = subject.format_command(*(("corpus", "show") if subject.is_finding else ("triage",)))
         return Refusal(why_not(facts), f"nothing does: `{explained}` explains the verdict")
+    if plants := facts.report.get("plants"):
+        where = f"it was seen in a torch with planted bugs ({', '.join(plants)})"
+        return Refusal(where, "judge it without `--plant`: what it shows then is PyTorch's")
     if (marked := next(_marked(facts), None)) is not None:
         return marked
     # Fixed in the newest torch that was tried; an older one says nothing of the torch where it was seen.

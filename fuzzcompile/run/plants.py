@@ -9,6 +9,8 @@ from pathlib import Path
 
 from fuzzcompile.model.errors import UsageError, describe_error
 
+_executed: list[Path] = []
+
 
 def check_plants(paths: Sequence[Path]) -> None:
     """Refuse plants that cannot be read or parsed, before any worker starts.
@@ -24,7 +26,7 @@ def check_plants(paths: Sequence[Path]) -> None:
 
 
 def run_plants(paths: Sequence[Path]) -> None:
-    """Execute the files in this process, each as a module of its own that stays loaded.
+    """Execute the files in this process, each as a module of its own that stays loaded, and remember them.
 
     Raises:
         UsageError: a plant raises.
@@ -38,3 +40,9 @@ def run_plants(paths: Sequence[Path]) -> None:
             exec(compile(text, str(path.resolve()), "exec", dont_inherit=True), module.__dict__)
         except Exception as error:  # user code: whatever it raises is an error of the plant
             raise UsageError(f"The plant {path} raises {describe_error(error, 220)}.") from error
+        _executed.append(path.resolve())
+
+
+def list_plants() -> tuple[Path, ...]:
+    """The plants that this process has executed, as absolute paths: what it compiles is compiled with them."""
+    return tuple(_executed)

@@ -55,6 +55,7 @@ from fuzzcompile.programs.scripts.straight_code import (
     split_case,
     unwrap_module,
 )
+from fuzzcompile.run.plants import list_plants
 
 # Most scripts to try: each takes a compile or two.
 _MOST_TRIED = 6
@@ -83,24 +84,32 @@ class ReproducerResult:
 
 
 def show(
-    source: str, report: ReportJson, neighbour: str | None, *, for_issue: bool, ends: float = math.inf
+    source: str,
+    report: ReportJson,
+    neighbour: str | None,
+    *,
+    for_issue: bool,
+    ends: float = math.inf,
+    plants: Sequence[Path] | None = None,
 ) -> ReproducerResult:
     """Build the reproducer and run it in a clean process, several times if the first run does not show the bug.
 
     That of a target's finding is judged there for the target instead. Under passes or a backend of the user's own, one
-    whose culprit is PyTorch's is tried without them first; where it needs them, no script for an issue is made.
+    whose culprit is PyTorch's is tried without them first; where it needs them, no script for an issue is made, and
+    none with ``plants``: the files that the clean process executes first; by default what this process has executed.
     With ``for_issue`` what an issue shows is made too, if the bug is confirmed: in the time until ``ends``, a value of
     ``time.monotonic()``, or ten seconds. An interrupt ends the runs; the reproducer is returned unconfirmed.
     CaseError or UsageError if none can be built.
     """
     custom, script = has_custom_code(), None
+    plants = list_plants() if plants is None else plants
     if custom and not is_custom((report.get("culprit") or {}).get("pass")):
         bare = choose_script(source, report, neighbour=neighbour, custom=False)
-        if confirm_reproducer(write_reproducer(bare, report)).confirmed:
+        if confirm_reproducer(write_reproducer(bare, report), plants=plants).confirmed:
             custom, script = False, bare  # a bug of PyTorch that needs nothing of the user's own
     script = script or choose_script(source, report, neighbour=neighbour)
-    shown = _confirm(write_reproducer(script, report), report)
-    if not for_issue or custom or not shown.confirmed:
+    shown = _confirm(write_reproducer(script, report), report, plants)
+    if not for_issue or custom or plants or not shown.confirmed:
         return shown
     seconds = max(_LEAST_PLAIN, ends - time.monotonic())
     try:
@@ -112,9 +121,11 @@ def show(
         return replace(shown, note="; ".join(filter(None, (shown.note, why))))
 
 
-def _confirm(reproducer: str, report: ReportJson) -> ReproducerResult:
+def _confirm(reproducer: str, report: ReportJson, plants: Sequence[Path]) -> ReproducerResult:
     def run() -> FinishedProcess:
-        return confirm_reproducer(reproducer) if read_target(report) is None else confirm_for_target(reproducer, report)
+        if read_target(report) is None:
+            return confirm_reproducer(reproducer, plants=plants)
+        return confirm_for_target(reproducer, report, plants=plants)
 
     try:
         first = run()

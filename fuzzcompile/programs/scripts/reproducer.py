@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -117,23 +119,31 @@ def choose_script(source: str, report: ReportJson, *, neighbour: str | None = No
     return choose_comparison(plan, report)
 
 
-def confirm_reproducer(source: str, *, timeout: float = 180) -> FinishedProcess:
+# What is compiled with plants must neither be read from torch's caches nor be left in them.
+_PLANTED = {**OWN_PACKAGE, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+
+
+def confirm_reproducer(source: str, *, plants: Sequence[Path] = (), timeout: float = 180) -> FinishedProcess:
     """Run a reproducer in a clean process and folder, for at most ``timeout`` seconds.
 
-    It must print its own verdict line, because a traceback ends Python with status 1 too. A bug planted into this
-    process is not confirmed: the other process does not have it.
+    It must print its own verdict line, because a traceback ends Python with status 1 too. The process executes
+    ``plants`` first. A process that the script starts by itself, as for a crash, does not have them.
     """
-    ran = run_alone(source, timeout=timeout)
+    command = ("-m", "fuzzcompile.programs.scripts.planted_script", *map(str, plants)) if plants else ()
+    ran = run_alone(source, command=command, environment=_PLANTED if plants else None, timeout=timeout)
     said = any(line.startswith(_BUG) for line in ran.output.splitlines())
     return replace(ran, confirmed=ran.status == 1 and said)
 
 
-def confirm_for_target(source: str, report: ReportJson, *, timeout: float = 240) -> FinishedProcess:
+def confirm_for_target(
+    source: str, report: ReportJson, *, plants: Sequence[Path] = (), timeout: float = 240
+) -> FinishedProcess:
     """Judge a reproducer for the target of ``report`` in a clean process: by itself it needs a GPU.
 
-    It must show the bug of ``report``. As for `confirm_reproducer`, a planted bug is not confirmed.
+    It must show the bug of ``report``. It is judged with ``plants``.
     """
-    command = ("-m", "fuzzcompile", "triage", "--json", "--target", read_target(report) or "")
+    planted = [argument for plant in plants for argument in ("--plant", str(plant))]
+    command = ("-m", "fuzzcompile", "triage", "--json", "--target", read_target(report) or "", *planted)
     ran = run_alone(source, command=command, environment=OWN_PACKAGE, timeout=timeout)
     try:
         reached = json.loads(next((line for line in ran.output.splitlines() if line.startswith("{")), "{}"))
@@ -151,6 +161,8 @@ def _summarize(report: ReportJson, plan: ScriptPlan) -> str:
         where += f" told of {target}, on no GPU"
     elif device != "cpu":
         where += f" on {device.split(':')[0]}"
+    if plants := report.get("plants"):
+        where += f" with {len(plants)} bug{'s'[: len(plants) - 1]} planted"
     phrase = _PHRASES.get(str(verdict))
     if plan.form == "memory":
         gained = any((difference := find_alias_difference(t)) and difference.gained for t in plan.targets)

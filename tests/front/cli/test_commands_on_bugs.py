@@ -14,6 +14,8 @@ import pytest
 from calling import CLEAN, KNOWN, SUBTRACTS, call, sentence
 from interrupting import heed_interrupts
 
+from fuzzcompile.programs.scripts.reproducer import build_reproducer, confirm_reproducer
+
 # Makes whatever is compiled crash, hang or grow, after eager has run.
 CRASHING = "import os, torch._inductor.fx_passes.post_grad as p\np.remove_noop_ops = lambda graph: os.abort()\n"
 HANGING = "import time, torch._inductor.fx_passes.post_grad as p\np.remove_noop_ops = lambda graph: time.sleep(600)\n"
@@ -96,6 +98,15 @@ def test_minimize_makes_a_reproducer_of_any_case(tmp_path, monkeypatch, capsys, 
     started, *probed, finished = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert started["event"] == "minimize_started" and finished["event"] == "minimize_finished"
     assert finished["confirmed"] and probed and {line["event"] for line in probed} == {"candidate_probed"}
+
+
+@pytest.mark.slow
+def test_a_planted_bug_is_confirmed_with_its_plant_alone(plant):
+    report = {"verdict": "miscompile", "device": "cpu", "torch": "2.13.0", "plants": [plant.name]}
+    script = build_reproducer(SUBTRACTS, report)
+    assert "1 bug planted" in script and str(plant) not in script
+    assert confirm_reproducer(script, plants=[plant]).confirmed
+    assert confirm_reproducer(script).status == 0  # torch itself is right
 
 
 def test_minimize_of_a_clean_case_says_so(write_case, capsys, shared_workers):
