@@ -16,7 +16,7 @@ from fuzzcompile.corpus.store import Store
 from fuzzcompile.diagnosis.worker.file_triage import triage_sources
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import FuzzcompileError, describe_error
-from fuzzcompile.model.facts import find_facts, is_in_known_range, list_known_versions
+from fuzzcompile.model.facts import find_facts, is_tried_release, list_known_versions
 from fuzzcompile.model.profile_contract import AttentionKernelsJson
 from fuzzcompile.model.targets import find_target
 from fuzzcompile.run.attention_backends import ask_kernels, format_kernel_table
@@ -111,10 +111,11 @@ def _list_checks(device_option: str, corpus: str | None) -> Iterator[MachineChec
 def _check_torch() -> MachineCheck:
     found = f"{torch.__version__} (git {str(torch.version.git_version)[:10]})"
     known = [".".join(map(str, minor)) for minor in list_known_versions()]
-    advice = f"fuzzcompile knows torch {known[0]} to {known[-1]}; install one of these if attribution fails."
+    tried = f"{', '.join(known[:-1])} and {known[-1]}"
+    advice = f"fuzzcompile was tried on the releases {tried} of torch; install one of these if attribution fails."
     if (note := find_facts(str(torch.__version__)).note) is not None:
         found += f"; {note}"
-    return MachineCheck("torch", is_in_known_range(torch.__version__), found, advice, needed=False)
+    return MachineCheck("torch", is_tried_release(torch.__version__), found, advice, needed=False)
 
 
 def _check_hooks() -> MachineCheck:

@@ -23,7 +23,7 @@ from fuzzcompile.compiler.watch.ledger import Ledger, ProbeLedgers
 from fuzzcompile.compiler.watch.patch_table import AnyPatch
 from fuzzcompile.compiler.watch.torch_patch import install_patches, run_contained, switched_off
 from fuzzcompile.model.errors import describe_error
-from fuzzcompile.model.facts import is_in_known_range
+from fuzzcompile.model.facts import is_tried_release
 from fuzzcompile.run.case import CompileSettings
 
 # Programs that the probes of the patches compile, and passes that leave a mark in their graphs.
@@ -168,7 +168,7 @@ def _find_patches(error: BaseException) -> set[str]:
 @functools.cache
 def probe_unknown_torch() -> None:
     """Probe once a process where the torch is one that fuzzcompile has not been tried on."""
-    if not is_in_known_range(torch.__version__):
+    if not is_tried_release(torch.__version__):
         probe_patches()
 
 

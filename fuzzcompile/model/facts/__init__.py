@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
 import msgspec
+from packaging.version import Version
 
 from fuzzcompile.model.errors import FuzzcompileError
 from fuzzcompile.model.stages import POST_GRAD, PRE_GRAD, STAGES
@@ -359,6 +360,6 @@ def facts() -> Facts:
     return find_facts(installed_torch())
 
 
-def is_in_known_range(version: str) -> bool:
-    """Return whether ``version`` is one with a table of its own, or lies between two such."""
-    return list_known_versions()[0] <= parse_minor(version) <= list_known_versions()[-1]
+def is_tried_release(version: str) -> bool:
+    """Return whether ``version`` is a release of a minor version with a table of its own, and no pre-release of it."""
+    return parse_minor(version) in list_known_versions() and not Version(version).is_prerelease

@@ -18,7 +18,7 @@ from fuzzcompile.model.facts import (
     FactsError,
     facts,
     find_facts,
-    is_in_known_range,
+    is_tried_release,
     list_known_versions,
     load_tables,
     merge_tables,
@@ -58,11 +58,9 @@ def test_the_nearest_table_stands_in_and_a_note_says_so(version, table):
         assert chosen.note is not None and version in chosen.note and f"{table[0]}.{table[1]} is used." in chosen.note
 
 
-def test_the_known_range_holds_the_versions_between_the_tables():
-    known = [
-        version for version in ("2.10.1+cpu", "2.11.0", "2.14.2", "2.15.0", "2.16.0") if is_in_known_range(version)
-    ]
-    assert known == ["2.11.0", "2.14.2", "2.15.0"]
+def test_releases_with_a_table_were_tried_and_nothing_between_or_before_them():
+    versions = ("2.10.1+cpu", "2.11.0", "2.12.1", "2.13.0a0+git1", "2.14.2", "2.15.0", "2.15.1.dev20261101", "2.16.0")
+    assert [version for version in versions if is_tried_release(version)] == ["2.11.0", "2.15.0"]
 
 
 def test_the_package_asks_for_a_torch_in_the_known_range():
