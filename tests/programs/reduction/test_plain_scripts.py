@@ -359,7 +359,7 @@ def test_a_case_of_which_no_script_can_be_made_keeps_its_reproducer(monkeypatch)
         raise NotImplementedError("a form of its own")
 
     monkeypatch.setattr(issue_script, "build_issue_script", fails)
-    monkeypatch.setattr(issue_script, "confirm_reproducer", lambda _: FinishedProcess(1, "BUG: x", True))
+    monkeypatch.setattr(issue_script, "confirm_reproducer", lambda text, **_: FinishedProcess(1, "BUG: x", True))
     shown = issue_script.show(FUNCTION, report("miscompile", **WHOLE), None, for_issue=True)
     assert shown.confirmed and shown.plain is None and "a form of its own" in shown.note
 

@@ -70,7 +70,7 @@ def test_the_product_shows_the_bug_alone_and_is_the_same_bug(attention):
 def accepted(triaged) -> MinimizeResult:
     path = KNOWN / "issue_195579.py"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(issue_script, "confirm_reproducer", lambda text: FinishedProcess(1, text, True))
+        patch.setattr(issue_script, "confirm_reproducer", lambda text, **_: FinishedProcess(1, text, True))
         return minimized(path, triaged(path))
 
 
@@ -80,7 +80,7 @@ def test_what_eager_refuses_and_compiled_accepts_is_minimized_too(accepted):
 
 
 def test_minimizing_it_again_changes_nothing(accepted, tmp_path, monkeypatch):
-    monkeypatch.setattr(issue_script, "confirm_reproducer", lambda text: FinishedProcess(1, text, True))
+    monkeypatch.setattr(issue_script, "confirm_reproducer", lambda text, **_: FinishedProcess(1, text, True))
     path = tmp_path / "repro.py"
     path.write_text(accepted.reproducer)
     again = minimized(path, dict(accepted.report))
@@ -167,7 +167,7 @@ class Tools:
 
 @pytest.fixture
 def unconfirmed(monkeypatch):
-    monkeypatch.setattr(issue_script, "confirm_reproducer", lambda text: FinishedProcess(1, "", True))
+    monkeypatch.setattr(issue_script, "confirm_reproducer", lambda text, **_: FinishedProcess(1, "", True))
 
 
 def runs(source: str) -> bool:
@@ -303,7 +303,7 @@ def test_functional_graphs_are_reduced_where_no_graph_of_torch_functions_shows_t
 @pytest.mark.slow
 @of_2_13
 def test_a_transform_becomes_the_operators_that_it_stands_for(triaged, monkeypatch):
-    monkeypatch.setattr(issue_script, "confirm_reproducer", lambda text: FinishedProcess(1, text, True))
+    monkeypatch.setattr(issue_script, "confirm_reproducer", lambda text, **_: FinishedProcess(1, text, True))
     path = KNOWN / "issue_188084.py"
     outcome = minimized(path, triaged(path))
     assert outcome.how == "graph" and "vmap" not in outcome.source and "index_put" in outcome.source
@@ -312,10 +312,10 @@ def test_a_transform_becomes_the_operators_that_it_stands_for(triaged, monkeypat
 
 def test_a_reproducer_that_shows_its_bug_in_some_runs_only_comes_and_goes(monkeypatch):
     answers = iter([False, False, True])
-    monkeypatch.setattr(issue_script, "confirm_reproducer", lambda text: FinishedProcess(1, "said", next(answers)))
+    monkeypatch.setattr(issue_script, "confirm_reproducer", lambda text, **_: FinishedProcess(1, "said", next(answers)))
     outcome = run(Tools(lambda source: "tanh" in source))
     assert outcome.confirmed and "1 of 3 runs" in outcome.note
-    monkeypatch.setattr(issue_script, "confirm_reproducer", lambda text: FinishedProcess(0, "said", False))
+    monkeypatch.setattr(issue_script, "confirm_reproducer", lambda text, **_: FinishedProcess(0, "said", False))
     lost = run(Tools(lambda source: "tanh" in source))
     assert not lost.confirmed and "in 3 runs" in lost.note
 

@@ -129,7 +129,7 @@ def test_what_a_large_case_had_no_time_to_name_a_small_one_may():
 
 @pytest.mark.slow
 def test_a_large_model_in_training_around_one_refused_call_becomes_the_call(tmp_path, monkeypatch):
-    monkeypatch.setattr(issue_script, "confirm_reproducer", lambda text: FinishedProcess(1, text, True))
+    monkeypatch.setattr(issue_script, "confirm_reproducer", lambda text, **_: FinishedProcess(1, text, True))
     path = tmp_path / "large.py"
     path.write_text(SPREADS + LARGE)
     with isolate_process():

@@ -1,0 +1,61 @@
+"""A rewrite that changes what its graph means, and a later one that undoes it: nobody can observe either."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from pattern_tables import restored
+from torch._inductor.fx_passes import joint_graph, post_grad
+from torch._inductor.pattern_matcher import Arg, CallFunction, Match, register_graph_pattern
+
+from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.programs.casefiles.case_module import load_case
+
+aten = torch.ops.aten
+SOURCE = """
+import torch
+
+def make():
+    torch.manual_seed(0)
+    return torch.floor, (torch.randn(4, 4) * 9,)
+"""
+FLOOR = CallFunction(aten.floor.default, Arg())
+
+
+@pytest.fixture
+def negated() -> Iterator[None]:
+    with restored(joint_graph.pass_patterns[0]) as table:
+
+        @register_graph_pattern(FLOOR, pass_dict=table)
+        def negate(match: Match, x: torch.fx.Node) -> None:
+            match.replace_by_example(lambda x: -torch.floor(x), [x])
+
+        yield
+
+
+@pytest.fixture
+def undone() -> Iterator[None]:
+    with restored(post_grad.pass_patterns[1]) as table:
+
+        @register_graph_pattern(CallFunction(aten.neg.default, FLOOR), pass_dict=table)
+        def undo(match: Match, x: torch.fx.Node) -> None:
+            match.replace_by_example(torch.floor, [x])
+
+        yield
+
+
+def judged(write_case) -> dict[str, object]:
+    return triage(load_case(write_case(SOURCE)), torch.device("cpu")).to_json()
+
+
+def test_what_is_not_undone_is_a_bug(write_case, negated):
+    report = judged(write_case)
+    assert (report["verdict"], report["culprit"]["rewrite"]) == ("miscompile", "negate")
+
+
+def test_what_is_undone_is_told_and_no_bug(write_case, negated, undone):
+    report = judged(write_case)
+    assert (report["verdict"], report["is_bug"], report["culprit"]) == ("equal", False, None)
+    assert "negate moves the float64 result" in report["detail"] and "undoes it" in report["detail"]
