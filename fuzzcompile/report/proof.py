@@ -116,6 +116,8 @@ def name_role(culprit: CulpritJson) -> str:
 
 def format_shown(culprit: CulpritJson) -> str:
     """Describe the results of compiles without a culprit, and with every other optional rewrite off; may be empty."""
+    if "design" in read_details(culprit):
+        return "eager mode agrees on that branch"
     parts, necessary, sufficient = [], culprit.get("necessary"), culprit.get("sufficient")
     if necessary is not None:
         siblings = culprit.get("siblings")

@@ -32,7 +32,8 @@ def prove_compiling_branch(ablator: Ablator) -> Attribution | None:
         needed = asked
     else:
         return None
-    for place in reversed(needed) if len(needed) <= _MOST_PLACES else ():
+    fewest = len(needed) <= _MOST_PLACES
+    for place in reversed(needed) if fewest else ():
         rest = tuple(each for each in needed if each != place)
         if rest and agrees(rest):
             needed = rest
@@ -43,7 +44,8 @@ def prove_compiling_branch(ablator: Ablator) -> Attribution | None:
     first, *others = (
         Culprit(DYNAMO, None, place.function, place.function, source=place.file, line=place.line) for place in needed
     )
-    return Attribution(replace(first, necessary=True, details=details), others)
+    confidence = "high" if fewest else "low"  # which of many is needed was not tried
+    return Attribution(replace(first, necessary=True, confidence=confidence, details=details), others)
 
 
 def _agrees(ablator: Ablator, places: Sequence[AskingPlace]) -> bool:
