@@ -101,3 +101,29 @@ def test_an_error_says_for_itself_whose_it_is(judged):
     with mock.patch.dict(lowering.lowerings, {aten.exp.default: lambda x: 1 / 0}):
         report = judged("torch.exp(x)")
     assert report["verdict"] == "compile_error" and report["wrong"] is None
+
+
+MODULE = """
+import torch
+from torch import nn
+
+BACKWARD = True
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        return self.norm(x).squeeze(-1).transpose(1, 2)
+
+def make():
+    torch.manual_seed(0)
+    return Model(), (torch.randn(2, 4, 3, 1, requires_grad=True),)
+"""
+
+
+def test_a_kernel_that_gets_the_parameters_of_a_module_is_named_too(write_case):
+    report = triage(load_case(write_case(MODULE)), CPU).to_json()
+    assert (report["verdict"], report["wrong"], report["confidence"]) == ("eager_wrong", "eager", "high")
+    assert report["culprit"]["rewrite"] == "aten.native_batch_norm_backward.default"

@@ -50,6 +50,8 @@ _FACTS = facts().operators
 _MOST_ELEMENTS = 2**22
 # Operators of a decomposition that compute nothing.
 _MOVING = ("convert_element_type", "broadcast_in_dim", "clone", "copy_to", "_to_copy", "copy_", "empty_strided")
+# A subclass of a tensor may compute in its own way.
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 # Contested calls that are kept, with their arguments.
 _MOST_CONTESTED = 20
 
@@ -303,7 +305,7 @@ def _is_comparable(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
         return False
     if any(returned.alias_info is not None and not returned.alias_info.is_write for returned in func._schema.returns):
         return False  # a view
-    if any(type(tensor) is not torch.Tensor or tensor.layout != torch.strided for tensor in tensors):
+    if any(type(tensor) not in _PLAIN or tensor.layout != torch.strided for tensor in tensors):
         return False
     if sum(tensor.numel() for tensor in tensors) > _MOST_ELEMENTS or any(tensor.is_meta for tensor in tensors):
         return False
@@ -352,7 +354,7 @@ def _apply_formula(
     """The values of the operator's formula, one for each of ``own``; None if there is no formula for the call."""
     name = func._schema.name.rsplit("::")[-1].removesuffix("_")
     formula = FORMULAS.get(name) if func.namespace == "aten" else None
-    if formula is None:
+    if formula is None or _rests_on_convention(arguments):
         return None
     schema = func._schema.arguments
     values = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
@@ -364,15 +366,30 @@ def _apply_formula(
     except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError):
         return None  # an overload that the formula is not made for
     results = given if isinstance(given, tuple) else (given,)
+    infinite = any(bool(tensor.isinf().any()) for tensor in _list_tensors(arguments))
     opinions: list[torch.Tensor | None] = []
     for mine, value in zip(own, (*results, *[None] * len(own)), strict=False):
         fits = mine is not None and value is not None and numpy.shape(value) == tuple(mine.shape)
         # NumPy makes floats of bools in half precision, which is no opinion.
         fits = fits and numpy.asarray(value).dtype not in (numpy.float16, numpy.float32)
-        opinions.append(
-            torch.as_tensor(numpy.array(value, order="C")).to(mine.dtype) if mine is not None and fits else None
-        )
+        if mine is None or not fits:
+            opinions.append(None)
+            continue
+        opinion = torch.as_tensor(numpy.array(value, order="C")).to(mine.dtype)
+        if infinite:  # which of NaN and infinity that leads to depends on the order of terms
+            opinion = torch.where(torch.isfinite(opinion) & torch.isfinite(mine), opinion, mine)
+        opinions.append(opinion)
     return opinions if any(opinion is not None for opinion in opinions) else None
+
+
+def _rests_on_convention(arguments: Arguments) -> bool:
+    """Return whether a result is torch's own choice: of NaN, of uint64, of what an unsigned dtype cannot hold."""
+    leaves = pytree.tree_leaves(arguments)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if any(tensor.dtype == torch.uint64 or bool(tensor.isnan().any()) for tensor in tensors):
+        return True
+    unsigned = any(not tensor.dtype.is_signed and tensor.dtype != torch.bool for tensor in tensors)
+    return unsigned and any(isinstance(leaf, int | float) and leaf < 0 for leaf in leaves)
 
 
 def _make_array(tensor: torch.Tensor) -> numpy.typing.NDArray[Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -97,7 +100,7 @@ CALLS = {
     "mv": [lambda: aten.mv(X, W)],
     "dot": [lambda: aten.dot(W, B)],
     "addmm": [lambda: aten.addmm(numbers(3, 3), X, Y.t(), beta=0.5, alpha=2), lambda: aten.addmm(
-        torch.full((3, 3), float("nan"), dtype=torch.float64), X, Y.t(), beta=0)],
+        torch.full((3, 3), 3.0, dtype=torch.float64), X, Y.t(), beta=0)],
     "baddbmm": [lambda: aten.baddbmm(IMAGE[0], IMAGE[0], IMAGE[1], alpha=3)],
     "addmv": [lambda: aten.addmv(numbers(3), X, W)],
     "gather": [lambda: aten.gather(X, 0, INDEX), lambda: aten.gather(X, -1, INDEX.clamp(max=1))],
@@ -181,3 +184,20 @@ def test_a_formula_contests_a_result_that_is_off(name: str, monkeypatch: pytest.
         CALLS[name][0]()
     (contested,) = mode.contested
     assert contested.opinion.by == "formula" and contested.kernel_is_wrong
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.softmax(torch.tensor([[-math.inf, 1.0], [-math.inf, -math.inf]], dtype=torch.float64), -1),
+        lambda: torch.layer_norm(torch.tensor([[math.inf, 1.0, 2.0]], dtype=torch.float64), (3,)),
+        lambda: torch.ops.aten.threshold_backward(X, X * math.nan, 0),
+        lambda: torch.clamp(torch.zeros(3, dtype=torch.uint8), -3, 100),
+        lambda: torch.ones(3, dtype=torch.uint64) * 2**62 * 3 + torch.ones(3, dtype=torch.float64),
+    ],
+    ids=["masked row", "infinity", "NaN", "below an unsigned dtype", "uint64"],
+)
+def test_what_is_a_convention_is_not_contested(call: Callable[[], object]):
+    with SecondReference(native=torch.float64) as mode:
+        call()
+    assert mode.contested == []
