@@ -272,6 +272,8 @@ def _is_internal(compiled: Failure, eager: Failure) -> bool:
     if compiled.phase != "compile" or compiled.unsupported or compiled.machine:
         return False
     stage = find_file_stage(compiled.raised[0][0]) if compiled.raised else None
+    if compiled.type_name == "InternalTorchDynamoError":  # dynamo's own word for it
+        return True
     if stage in (None, DYNAMO, *_REFUSING):
         return compiled.origin != eager.type_name and compiled.origin in _SLIPS
     return True

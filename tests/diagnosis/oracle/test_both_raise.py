@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch._dynamo.variables import builtin
 from torch._inductor import lowering
 from torch._subclasses import fake_tensor
 
@@ -52,3 +53,12 @@ def test_a_lowering_that_fails_by_itself_is_a_bug_whatever_eager_raises(judged):
 def test_a_shape_function_that_slips_is_a_bug_too(judged):
     with mock.patch.object(fake_tensor.FakeTensorMode, "_dispatch_impl", slip):
         assert judged("torch.mm(x, x)")["verdict"] == "compile_error"
+
+
+def test_what_dynamo_calls_an_error_of_its_own_is_one(judged):
+    def misuse(*args: object, **kwargs: object) -> int:
+        return len(3)  # type: ignore[arg-type]
+
+    with mock.patch.object(builtin.BuiltinVariable, "call_function", misuse):
+        report = judged("torch.mm(x, x) if len(x.shape) else x")
+    assert (report["verdict"], report["is_bug"]) == ("compile_error", True)
