@@ -39,6 +39,7 @@ from fuzzcompile.diagnosis.refusals import (
     refuse_unfit,
     refuse_unsupported,
 )
+from fuzzcompile.diagnosis.stages.compiling_branches import measure_against_updates
 from fuzzcompile.diagnosis.triage_report import Cost, TriageReport, find_rewrite_fate
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
@@ -234,14 +235,10 @@ class JudgedTrial:
         if culprit is None or why is None:
             return self
         said = f"compiled programs take another branch of torch ({culprit.source}:{culprit.line}) by design: {why}"
-        if largest := max(map(self._measure_against_update, self.trial.judgement.suspicious), default=0.0):
+        if largest := measure_against_updates(self.experiments, self.trial.judgement.suspicious):
             said += f"; what the program changes in place differs by at most {largest:.1e} of that change"
         decision = replace(self.decision, verdict=Verdict.BY_DESIGN, confidence="high", detail=said)
         return replace(self, side=None, decision=decision)
-
-    def _measure_against_update(self, comparison: Comparison) -> float:
-        moved = self.experiments.runs.eager.index_by_name()[comparison.name].moved
-        return comparison.rms_error_compiled / moved if moved else 0.0
 
     def _on_side(self, side: SideVerdict) -> JudgedTrial:
         decision = self.decision

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fuzzcompile.model.evidence import RANDOM_STATE, ObservableName
 from fuzzcompile.run.case import Case, Reachable
 from fuzzcompile.run.case_program import CaseProgram
-from fuzzcompile.run.metrics import have_same_values, rms
+from fuzzcompile.run.metrics import have_same_values
 from fuzzcompile.run.reachable_state import name_arguments, name_held_tensors, name_holders
 from fuzzcompile.run.tensors import densify, find_aliases, is_wrapped, list_significant_strides, name_leaves, unwrap
 
@@ -71,7 +71,6 @@ class Value:
     changes the other. (Whether an output *is* an input object is not kept: all that adds are autograd's metadata, which
     gradients show.) ``form`` is what a tensor stands for if the program returned something else: a sparse layout, a
     NumPy array. ``precision`` is, for a Python ``float`` or ``complex``, the dtype of the tensors it was computed from.
-    ``moved`` is the RMS of what a call changed of a floating tensor that it wrote to.
     """
 
     name: str
@@ -81,7 +80,6 @@ class Value:
     aliases: tuple[str, ...] = ()
     form: str = ""
     precision: torch.dtype | None = None
-    moved: float | None = None
 
     @property
     def is_tensor(self) -> bool:
@@ -254,10 +252,7 @@ def observe_mutations(call: int | None, before: StateBefore, program: CaseProgra
         shared = now_shared.get(name, ())
         same = old is not None and have_same_values(old, now)
         if not same or shared != before.aliases.get(name, ()):
-            written = old is not None and old.shape == now.shape and now.is_floating_point()
-            moved = rms(now.double() - old.double()) if old is not None and written else None
-            name = str(ObservableName(name, call, after=True))
-            changed.append(Value(name, now, "mutation", aliases=shared, moved=moved))
+            changed.append(Value(str(ObservableName(name, call, after=True)), now, "mutation", aliases=shared))
     for name, attribute in reached.plain_attributes().items():
         if attribute != before.attributes.get(name, _ABSENT):
             observable = ObservableName(f"attribute {name}", call, after=True)

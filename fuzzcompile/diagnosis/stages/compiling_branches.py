@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
+
+import torch
 
 from fuzzcompile.compiler.compiling_predicate import AskingPlace, pretend_compiling
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit
 from fuzzcompile.diagnosis.stages.tracing_ways import run_first_eagerly
+from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.culprit_contract import DetailsJson
+from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.model.facts import DesignedBranch, facts
 from fuzzcompile.model.stages import DYNAMO
+from fuzzcompile.model.verdicts import Comparison
+from fuzzcompile.run import metrics, runs
+from fuzzcompile.run.case_program import build
+from fuzzcompile.run.observation import StateBefore, save_state
 
 # Places that are tried one by one: each takes the runs of eager mode anew.
 _MOST_PLACES = 12
@@ -59,3 +68,22 @@ def _describe(places: Sequence[AskingPlace]) -> str:
 
 def _find_design(places: Sequence[AskingPlace]) -> DesignedBranch | None:
     return facts().find_design({f"{place.file}:{place.function}" for place in places})
+
+
+def measure_against_updates(experiments: Experiments, comparisons: Sequence[Comparison]) -> float:
+    """The largest error of what a program changes in place, in units of that change (RMS); 0 where it changes none."""
+    program, states = build(experiments.case, experiments.device), list[StateBefore]()
+
+    def model(*args: Any, **kwargs: Any) -> Any:
+        states.append(save_state(program, program.calls[len(states)]))
+        return program.model(*args, **kwargs)
+
+    values, largest = runs.observe(experiments.case, program, model).index_by_name(), 0.0
+    for comparison in comparisons:
+        observable = ObservableName.parse(comparison.name)
+        now = values[comparison.name].value if observable.after and comparison.name in values else None
+        old = states[observable.call or 0].bits.get(observable.what) if now is not None else None
+        if isinstance(now, torch.Tensor) and old is not None and old.shape == now.shape and now.is_floating_point():
+            moved = metrics.rms(metrics.distance(now, old))
+            largest = max(largest, comparison.rms_error_compiled / moved if moved else 0.0)
+    return largest
