@@ -9,14 +9,22 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Collection, Iterator
-from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
 import torch
 
-_FLAG = "_is_compiling_flag"
-_FOLDER = Path(torch.__file__).parents[1]
+from fuzzcompile.compiler.watch.rule_labels import shorten_file
+from fuzzcompile.compiler.watch.torch_patch import Attribute
+
+
+class _Flag(Attribute):
+    def __init__(self, name: str) -> None:
+        self.module, self.attribute = "torch.compiler", name
+
+
+# What is_compiling() and is_exporting() return.
+_COMPILING, _EXPORTING = _Flag("_is_compiling_flag"), _Flag("_is_exporting_flag")
 
 
 class AskingPlace(NamedTuple):
@@ -46,11 +54,10 @@ def _find_place(frame: FrameType | None) -> AskingPlace | None:
     """The place that asks if it is torch's, outside of its private packages, which hold the compiler."""
     while frame is not None and frame.f_code.co_filename == torch.compiler.__file__:
         frame = frame.f_back
-    if frame is None or not frame.f_code.co_filename.startswith(f"{_FOLDER / 'torch'}/"):
+    file = "" if frame is None else shorten_file(frame.f_code.co_filename)
+    if frame is None or not file.startswith("torch/") or file.startswith("torch/_"):
         return None
-    file = Path(frame.f_code.co_filename).relative_to(_FOLDER).as_posix()
-    private = file.startswith("torch/_")
-    return None if private else AskingPlace(file, frame.f_lineno, frame.f_code.co_name)
+    return AskingPlace(file, frame.f_lineno, frame.f_code.co_name)
 
 
 @contextlib.contextmanager
@@ -60,9 +67,13 @@ def pretend_compiling(only: Collection[AskingPlace] | None = None) -> Iterator[C
     Yields:
         The places that have asked so far, in their order.
     """
-    asked, before = _Asked(only), getattr(torch.compiler, _FLAG)
-    setattr(torch.compiler, _FLAG, asked)
-    try:
+    asked = _Asked(only)
+    with _COMPILING.replace(asked):
         yield asked.places.keys()
-    finally:
-        setattr(torch.compiler, _FLAG, before)
+
+
+@contextlib.contextmanager
+def pretend_tracing() -> Iterator[None]:
+    """Let all Python hear that it is compiled, and exported, in this block."""
+    with _COMPILING.replace(True), _EXPORTING.replace(True):
+        yield

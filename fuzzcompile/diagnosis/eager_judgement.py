@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from fuzzcompile.compiler.operators.second_reference import NativeCheck
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.diagnosis.decision import Decision
-from fuzzcompile.diagnosis.oracle.judgement import Judgement, Observations, judge, reshape_like_eager
+from fuzzcompile.diagnosis.oracle.judgement import Judgement, reshape_like_eager
 from fuzzcompile.diagnosis.refusals import CannotJudge
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
-from fuzzcompile.diagnosis.wrong_side import SideVerdict, move_values, name_contradiction, run_second, weigh_gradients
+from fuzzcompile.diagnosis.wrong_side import SideVerdict, judge_beside, name_contradiction, run_second, weigh_gradients
 from fuzzcompile.model.verdicts import Comparison, Verdict
 from fuzzcompile.run import runs
 from fuzzcompile.run.case_program import build
@@ -74,10 +74,7 @@ def judge_eager(experiments: Experiments) -> EagerJudgement:
 
 def _judge_run(experiments: Experiments, exact: Observation, eager: Observation) -> Judgement:
     """The judgement on a run of eager mode, in the place of a compiled one, beside the reference in eager's."""
-    made = experiments.runs
-    right = reshape_like_eager(made.eager, exact)
-    noisy = [move_values(right, made.eager, sample) for sample in experiments.noisy]
-    return judge(Observations(right, right, exact, noisy, eager))
+    return judge_beside(experiments, reshape_like_eager(experiments.runs.eager, exact), exact, eager)
 
 
 def _name_native_fault(experiments: Experiments, exact: Observation) -> SideVerdict | None:

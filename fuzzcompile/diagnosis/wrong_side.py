@@ -15,12 +15,12 @@ import torch
 
 from fuzzcompile.compiler.functional_run import OperatorMode
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
-from fuzzcompile.compiler.operators.operator_application import make_contiguous
-from fuzzcompile.compiler.operators.second_reference import ContestedCall, SecondReference, UnopposedCall
+from fuzzcompile.compiler.operators.operator_application import name_arguments
+from fuzzcompile.compiler.operators.second_reference import ContestedCall, SecondReference, UnopposedCall, copy_operands
 from fuzzcompile.diagnosis.attribution.culprit import Ablation, Attribution, Culprit, Workaround
 from fuzzcompile.diagnosis.decision import Decision
 from fuzzcompile.diagnosis.operators.operator_ways import describe_kernel_call
-from fuzzcompile.diagnosis.oracle.judgement import Observations, judge, reshape_like_eager
+from fuzzcompile.diagnosis.oracle.judgement import Judgement, Observations, judge, reshape_like_eager
 from fuzzcompile.diagnosis.trials.case_runs import CaseRuns, Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.contract import EAGER, WrongSide
@@ -33,6 +33,7 @@ from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.metrics import rms, widen
 from fuzzcompile.run.observation import Observation, Value, list_gradient_leaves
+from fuzzcompile.run.tensors import Operator
 
 # Gradients that are measured, the most different first.
 _MOST_GRADIENTS = 4
@@ -123,18 +124,27 @@ def _is_repaired(experiments: Experiments, trial: Trial, calls: Sequence[Contest
     """Return whether the compiled program is right beside the second reference with these calls repaired."""
     made = experiments.runs
     exact, _ = run_second(made, calls)
-    return exact.failure is None and _agree(experiments, trial, reshape_like_eager(made.eager, exact), exact)
+    return exact.failure is None and _agree(
+        experiments, trial.observation, reshape_like_eager(made.eager, exact), exact
+    )
 
 
-def _agree(experiments: Experiments, trial: Trial, right: Observation, exact: Observation) -> bool:
-    """Return whether the compiled program gives values that are right, up to rounding."""
-    made = experiments.runs
-    noisy = [move_values(right, made.eager, sample) for sample in experiments.noisy]
-    judged = judge(Observations(right, right, exact, noisy, trial.observation))
+def _agree(experiments: Experiments, observation: Observation, right: Observation, exact: Observation) -> bool:
+    """Return whether a run gives values that are right, up to rounding."""
+    judged = judge_beside(experiments, right, exact, observation)
     return judged.verdict in HARMLESS and not judged.suspicious
 
 
-def move_values(right: Observation, eager: Observation, sample: Observation) -> Observation:
+def judge_beside(
+    experiments: Experiments, right: Observation, exact: Observation, observation: Observation
+) -> Judgement:
+    """The judgement on a run beside values that are ``right`` in eager's place, moved as rounding moves eager's."""
+    made = experiments.runs
+    noisy = [_move_values(right, made.eager, sample) for sample in experiments.noisy]
+    return judge(Observations(right, right, exact, noisy, observation))
+
+
+def _move_values(right: Observation, eager: Observation, sample: Observation) -> Observation:
     """The values that are right, moved by what rounding moved eager's by in a perturbed run."""
     before, after = eager.index_by_name(), sample.index_by_name()
 
@@ -160,41 +170,32 @@ def _measure_gradients(experiments: Experiments, trial: Trial) -> SideVerdict | 
     """
     made = experiments.runs
     apart = [c for c in trial.judgement.comparisons if c.finding in ("far", "nonfinite")]
-    if not apart or any(c.kind != "gradient" for c in apart) or made.case.state is not None:
+    if not apart or any(c.kind != "gradient" for c in apart):
         return None
-    if len(build(made.case, made.device).calls) != 1:  # gradients add up over calls
+    most = sorted(apart, key=lambda c: -c.relative_error)[:_MOST_GRADIENTS]
+    wrong = weigh_gradients(made, made.reference, trial.observation, [comparison.name for comparison in most])
+    told = {
+        "compiled": "differences of the forward pass agree with eager's gradients",
+        "eager": "differences of the forward pass agree with the compiled gradients, not with eager's",
+        "both": "differences of the forward pass agree with neither side's gradients",
+    }
+    return None if wrong is None else SideVerdict(wrong, told[wrong])
+
+
+def weigh_gradients(
+    made: CaseRuns, eager: Observation, other: Observation, names: Sequence[str] | None = None
+) -> WrongSide | None:
+    """The side whose gradients (``names``, by default all) are wrong, ``compiled`` for ``other``'s; None if untold."""
+    if made.case.state is not None or len(build(made.case, made.device).calls) != 1:  # gradients add up over calls
         return None
-    exact, compiled = made.reference.index_by_name(), trial.observation.index_by_name()
-    wrong = set[WrongSide]()
-    for comparison in sorted(apart, key=lambda c: -c.relative_error)[:_MOST_GRADIENTS]:
-        pair = exact.get(comparison.name), compiled.get(comparison.name)
+    ours, theirs, told = eager.index_by_name(), other.index_by_name(), set[WrongSide]()
+    gradients = [value.name for value in eager.values if value.kind == "gradient"]
+    for name in gradients if names is None else names:
+        pair = ours.get(name), theirs.get(name)
         tensors = [widen(each.value) for each in pair if each is not None and each.is_tensor]
         if len(tensors) == len(pair) and tensors[0].shape == tensors[1].shape and tensors[0].numel():
-            side = _measure_gradient(made, comparison.name, *tensors)
-            if side is not None:
-                wrong.add(side)
-    if wrong == {"compiled"} or not wrong:
-        return (
-            SideVerdict("compiled", "differences of the forward pass agree with eager's gradients") if wrong else None
-        )
-    if wrong == {"eager"}:
-        return SideVerdict(
-            "eager", "differences of the forward pass agree with the compiled gradients, not with eager's"
-        )
-    return SideVerdict("both", "differences of the forward pass agree with neither side's gradients")
-
-
-def weigh_gradients(made: CaseRuns, eager: Observation, other: Observation) -> WrongSide | None:
-    """The side whose gradients are wrong by differences of the forward pass, ``compiled`` for ``other``'s."""
-    if made.case.state is not None or len(build(made.case, made.device).calls) != 1:
-        return None
-    theirs, sides = other.index_by_name(), set[WrongSide | None]()
-    for value in eager.values:
-        pair = value, theirs.get(value.name)
-        tensors = [widen(each.value) for each in pair if each is not None and each.is_tensor]
-        if value.kind == "gradient" and len(tensors) == len(pair) and tensors[0].shape == tensors[1].shape:
-            sides.add(_measure_gradient(made, value.name, *tensors))
-    told = sides - {None}
+            side = _measure_gradient(made, name, *tensors)
+            told |= set() if side is None else {side}
     return told.pop() if len(told) == 1 else "both" if told else None
 
 
@@ -264,14 +265,12 @@ _COMPILED = "torch.compile(model): the compiled program is right"
 
 def _find_repairing_copies(experiments: Experiments, trial: Trial, call: ContestedCall) -> list[str] | None:
     """The arguments of a kernel of whose contiguous copies eager mode is right; None if it is not."""
-    made, copied = experiments.runs, call.list_misread()
-    names = [argument.name for argument in call.operator._schema.arguments]
+    made, copied = experiments.runs, call.misread
 
-    def run(operator: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    def run(operator: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if operator is call.operator:
-            args = tuple(make_contiguous(x) if name in copied else x for name, x in zip(names, args, strict=False))
-            kwargs = {name: make_contiguous(x) if name in copied else x for name, x in kwargs.items()}
-        return operator(*args, **kwargs)  # type: ignore[operator]
+            return operator(**copy_operands(name_arguments(operator, (args, kwargs)), copied))
+        return operator(*args, **kwargs)
 
     program = build(made.case, made.device)
     repaired = runs.observe(made.case, program, program.model, around=OperatorMode(run))
@@ -279,10 +278,10 @@ def _find_repairing_copies(experiments: Experiments, trial: Trial, call: Contest
     if repaired.failure is not None or exact.failure is not None:
         return None
     # The operator's result may lie otherwise in memory than that of operands as they are, which is no fault.
-    right = reshape_like_eager(made.eager, repaired)
+    right, observation = reshape_like_eager(made.eager, repaired), trial.observation
     if made.case.settings.path == EAGER:  # nothing was compiled that it could agree with
-        trial, right = replace(trial, observation=right), reshape_like_eager(made.eager, exact)
-    return copied if _agree(experiments, trial, right, exact) else None
+        right, observation = reshape_like_eager(made.eager, exact), right
+    return copied if _agree(experiments, observation, right, exact) else None
 
 
 def _word_copies(operator: str, copied: Sequence[str]) -> str:
@@ -306,6 +305,6 @@ def word_eager_fault(side: SideVerdict) -> Culprit:
     about: KernelFault = "layout" if opinion.by_layout else "values"
     kernel = describe_kernel_call(name, call.arguments, opinion.step, "eager", about=about)
     if opinion.by_layout:
-        kernel["misreads"] = call.list_misread()
+        kernel["misreads"] = call.misread
     details: DetailsJson = {"kind": "values", "aten_kernel": kernel}
     return Culprit.from_operator(ATEN, name, step=opinion.step, necessary=True, details=details)

@@ -156,9 +156,8 @@ class IssueFacts:
         self.kernel = kernel["operator"] if kernel is not None else blamed if blamed.startswith("aten.") else None
         # Its result is right for the same values in contiguous memory.
         self.by_layout = kernel is None or kernel.get("about", "layout") == "layout"
-        self.misreads: Sequence[str] = (
-            () if kernel is None else kernel.get("misreads", ())
-        )  # the arguments whose layout it misreads
+        # The arguments whose layout it misreads.
+        self.misreads: Sequence[str] = () if kernel is None else kernel.get("misreads", ())
         self.outputs: Sequence[OutputJson] = evidence.get("outputs") or ()
         wrong = [entry for entry in self.outputs if entry.get("finding") not in _HARMLESS]
         gradients = {str(x.get("name")): ObservableName.parse(str(x.get("name"))).gradient for x in wrong}

@@ -82,10 +82,8 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
     for needed in facts.report.get("contributors") or ():
         place = f", `{needed['source']}:{needed.get('line')}`" if needed.get("source") else ""
         contributors.append(f"`{needed.get('rewrite') or needed.get('family')}` ({needed.get('stage')}{place})")
-    component, labels = (
-        proof.name_component(facts),
-        [] if facts.without_compiler or facts.eager_is_wrong else ["oncall: pt2"],
-    )
+    component = proof.name_component(facts)
+    labels = [] if facts.without_compiler or facts.eager_is_wrong else ["oncall: pt2"]
     labels += ["module: correctness (silent)"] if facts.severity is Severity.SILENT else []
     labels += [component[1]] if component else proof.list_kernel_labels(facts)
     machines = [] if facts.machines is None else [("Machines", scrub(seen_on(facts.machines)))]

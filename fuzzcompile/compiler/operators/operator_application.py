@@ -19,7 +19,7 @@ from fuzzcompile.compiler.watch.torch_patch import Function, IntendedError
 from fuzzcompile.model.facts import facts
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.device import seed_everything
-from fuzzcompile.run.tensors import copy_tree, list_significant_strides, map_tree
+from fuzzcompile.run.tensors import Operator, copy_tree, list_significant_strides, map_tree
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -209,6 +209,13 @@ def compare_contiguous(
 
     outcomes = run_operator(operator, args, kwargs), run_operator(call, args, kwargs)
     return Application(operator, CONTIGUOUS, call, place, *outcomes, initial_arguments=copy_tree((args, dict(kwargs))))
+
+
+def name_arguments(operator: Operator, arguments: Arguments, *, defaults: bool = False) -> dict[str, Any]:
+    """The arguments of a call by their names in the operator's schema; ``defaults`` adds those that were not given."""
+    schema = operator._schema.arguments
+    given = {each.name: each.default_value for each in schema if each.has_default_value()} if defaults else {}
+    return given | dict(zip((each.name for each in schema), arguments[0], strict=False)) | arguments[1]
 
 
 def is_contiguous(value: object) -> bool:

@@ -26,6 +26,7 @@ from torch.overrides import BaseTorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fuzzcompile.compiler.compiling_predicate import pretend_tracing
 from fuzzcompile.compiler.functional_run import (
     SEEDS,
     FunctionalTools,
@@ -474,15 +475,6 @@ def _disable_fused_attention() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _pretend_tracing() -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for name in ("_is_compiling_flag", "_is_exporting_flag"):  # which is_compiling() and is_exporting() return
-            stack.callback(setattr, torch.compiler, name, getattr(torch.compiler, name, False))
-            setattr(torch.compiler, name, True)
-        yield
-
-
 def list_traced_paths() -> list[tuple[str, contextlib.AbstractContextManager[object]]]:
     """Return ways to make eager mode take the path that dynamo traces: each by its public name, and its context.
 
@@ -491,6 +483,6 @@ def list_traced_paths() -> list[tuple[str, contextlib.AbstractContextManager[obj
     """
     return [
         ("eager mode with torch.backends.mha.set_fastpath_enabled(False)", _disable_fused_attention()),
-        ("eager mode in which torch.compiler.is_compiling() and is_exporting() are true", _pretend_tracing()),
+        ("eager mode in which torch.compiler.is_compiling() and is_exporting() are true", pretend_tracing()),
         ("eager mode under a torch function mode that does nothing", BaseTorchFunctionMode()),
     ]

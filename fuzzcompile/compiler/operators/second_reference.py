@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy
@@ -25,8 +23,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.functional_run import OperatorMode
-from fuzzcompile.compiler.operators.decompositions import find_decomposition
-from fuzzcompile.compiler.operators.operator_application import Arguments, is_contiguous, make_contiguous
+from fuzzcompile.compiler.operators.decompositions import find_decomposition, get_operator_family
+from fuzzcompile.compiler.operators.operator_application import (
+    Arguments,
+    is_contiguous,
+    make_contiguous,
+    name_arguments,
+)
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.thresholds import (
     ALWAYS_ALLOWED,
@@ -39,7 +42,7 @@ from fuzzcompile.model.thresholds import (
 )
 from fuzzcompile.run import metrics
 from fuzzcompile.run.arithmetic_modes import Float64Mode
-from fuzzcompile.run.reference.formulas import FORMULAS, FormulaCall
+from fuzzcompile.run.reference.formulas import apply_formula
 from fuzzcompile.run.tensors import Operator, copy_tree, double_dtype, share_storage
 
 if TYPE_CHECKING:
@@ -93,10 +96,16 @@ class ContestedCall:
             return None if fits is None or fits[0] == fits[1] else fits[1]
         return None
 
-    def list_misread(self) -> list[str]:
+    @functools.cached_property
+    def misread(self) -> list[str]:
         """The arguments that a kernel misreads by their layout: without the others' copies, theirs repair it."""
-        strided = [name for name, value in self._name_arguments().items() if not is_contiguous(value)]
-        copied = functools.partial(self._compute_with_copies, self._name_arguments())
+        named = name_arguments(self.operator, self.arguments)
+        strided = [name for name, value in named.items() if not is_contiguous(value)]
+
+        def copied(names: Collection[str]) -> list[torch.Tensor | None]:
+            given = copy_operands(copy_tree(named), names)
+            return _list_computed(self.operator, self.operator(**given), ((), given))
+
         try:
             right = copied(strided)
             alone = [
@@ -105,14 +114,6 @@ class ContestedCall:
         except (RuntimeError, TypeError, ValueError, NotImplementedError):  # it refuses some combination
             return strided
         return alone[:1] or strided
-
-    def _name_arguments(self) -> dict[str, Any]:
-        named = zip((argument.name for argument in self.operator._schema.arguments), self.arguments[0], strict=False)
-        return {**dict(named), **self.arguments[1]}
-
-    def _compute_with_copies(self, named: Mapping[str, Any], copied: Collection[str]) -> list[torch.Tensor | None]:
-        given = {name: make_contiguous(value) if name in copied else value for name, value in copy_tree(named).items()}
-        return _list_computed(self.operator, self.operator(**given), ((), given))
 
     def describe_inputs(self) -> str:
         """The dtype, sizes and strides of each tensor among the arguments."""
@@ -168,9 +169,7 @@ class SecondReference(Float64Mode):  # type: ignore[no-untyped-call]
             self.unopposed.setdefault(str(func), parted)
             return result
         if number in self._repaired:
-            for mine, other in zip(own, parted.values, strict=True):
-                if mine is not None and other is not None:
-                    mine.copy_(other)
+            _repair(own, parted.values)
         elif len(self.contested) < _MOST_CONTESTED:
             self.contested.append(ContestedCall(number, func, before, replace(parted, values=())))
         return result
@@ -203,9 +202,7 @@ class NativeCheck(OperatorMode):  # type: ignore[no-untyped-call]
         except (RuntimeError, TypeError, ValueError, NotImplementedError):  # no kernel for float64
             return result
         if self._calls in self._repaired:
-            for mine, other in zip(own, exact, strict=False):
-                if mine is not None and other is not None and mine.shape == other.shape:
-                    mine.copy_(other)
+            _repair(own, exact)
         elif dtypes and step > self._measure_allowance(func, before, exact, dtypes):
             self.contested.append(ContestedCall(self._calls, func, before, PartedOpinion("float64", step)))
         return result
@@ -216,20 +213,22 @@ class NativeCheck(OperatorMode):  # type: ignore[no-untyped-call]
         """How far rounding of the result, and of the arguments, may move it: an algorithm is as good as that."""
         eps = max(torch.finfo(dtype).eps for dtype in dtypes)
         generator, spread = torch.Generator().manual_seed(0), 0.0
+
+        def move(x: torch.Tensor) -> torch.Tensor:
+            draw = torch.rand(x.shape, generator=generator) * 2 - 1 if x.is_floating_point() else None
+            return x if draw is None else x * (1 + eps * draw).to(x.dtype)
+
         for _ in NOISE_SEEDS:
-            moved = pytree.tree_map_only(
-                torch.Tensor,
-                lambda x: (
-                    x * (1 + eps * (torch.rand(x.shape, generator=generator) * 2 - 1)).to(x.dtype)
-                    if x.is_floating_point()
-                    else x
-                ),
-                _widen(given),
-            )
-            spread = max(
-                spread, _measure_change(given, _list_computed(func, func(*moved[0], **moved[1]), moved), exact)
-            )
+            moved = pytree.tree_map_only(torch.Tensor, move, _widen(given))
+            computed = _list_computed(func, func(*moved[0], **moved[1]), moved)
+            spread = max(spread, _measure_change(given, computed, exact))
         return ALWAYS_ALLOWED * eps + ROUNDING_FACTOR * spread
+
+
+def _repair(own: Sequence[torch.Tensor | None], values: Sequence[torch.Tensor | None]) -> None:
+    for mine, other in zip(own, values, strict=False):
+        if mine is not None and other is not None and mine.shape == other.shape:
+            mine.copy_(other)
 
 
 def _widen(arguments: Arguments) -> Arguments:
@@ -239,13 +238,17 @@ def _widen(arguments: Arguments) -> Arguments:
     return widened
 
 
+def copy_operands(named: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The arguments of a call by name, those in ``names`` as contiguous copies."""
+    return {name: make_contiguous(value) if name in names else value for name, value in named.items()}
+
+
 def _find_parted_opinion(
     func: Operator, given: Arguments, own: Sequence[torch.Tensor | None]
 ) -> PartedOpinion | UnopposedCall | None:
     """The opinion that parts with the kernel's values, the most telling of them; None if they agree."""
     copies: Arguments | None = None
-    reads_storage = func._schema.name.rsplit("::")[-1].removesuffix("_") in _load_conventions()["reads_storage"]
-    if not reads_storage and not all(map(is_contiguous, _list_tensors(given))):
+    if get_operator_family(str(func)) not in _FACTS.reads_storage and not all(map(is_contiguous, _list_tensors(given))):
         copies = make_contiguous(copy_tree(given))
     plain = None if copies is None else _list_computed(func, func(*copies[0], **copies[1]), copies)
     formula = _apply_formula(func, given, own)
@@ -274,11 +277,6 @@ def _find_parted_opinion(
     return PartedOpinion("decomposition", step, tuple(values), compute=found[1]) if step > SEMANTIC_STEP else None
 
 
-@functools.cache
-def _load_conventions() -> dict[str, dict[str, str]]:
-    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-
-
 def compute_otherwise(func: Operator, arguments: Arguments) -> list[torch.Tensor | None] | None:
     """What a call computes by an opinion that parts with its kernel's, tensor by tensor; None if they agree.
 
@@ -299,9 +297,10 @@ def _is_independent(func: Operator, called: Sequence[Operator]) -> bool:
 
 def _is_comparable(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether an operator computes values that depend on those of its arguments alone."""
-    name = func._schema.name.rsplit("::")[-1].removesuffix("_")
-    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    if not tensors or torch.Tag.nondeterministic_seeded in func.tags or name in _FACTS.uninitialised:
+    tensors = _list_tensors((args, kwargs))
+    if not tensors or torch.Tag.nondeterministic_seeded in func.tags:
+        return False
+    if get_operator_family(str(func)) in _FACTS.uninitialised:
         return False
     if any(returned.alias_info is not None and not returned.alias_info.is_write for returned in func._schema.returns):
         return False  # a view
@@ -323,7 +322,7 @@ def _list_computed(func: Operator, result: object, arguments: Arguments) -> list
     """The tensors that a call computed: its results, and the arguments that it wrote to."""
     leaves = result if isinstance(result, tuple | list) else (result,)
     computed = [leaf if isinstance(leaf, torch.Tensor) else None for leaf in pytree.tree_leaves(leaves)]
-    named = dict(zip((argument.name for argument in func._schema.arguments), arguments[0], strict=False)) | arguments[1]
+    named = name_arguments(func, arguments)
     written = [argument.name for argument in func._schema.arguments if argument.is_write]
     held = [named[name] for name in written if isinstance(named.get(name), torch.Tensor)]
     return computed + [tensor for tensor in held if all(tensor is not mine for mine in computed)]
@@ -352,20 +351,10 @@ def _apply_formula(
     func: Operator, arguments: Arguments, own: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor | None] | None:
     """The values of the operator's formula, one for each of ``own``; None if there is no formula for the call."""
-    name = func._schema.name.rsplit("::")[-1].removesuffix("_")
-    formula = FORMULAS.get(name) if func.namespace == "aten" else None
-    if formula is None or _rests_on_convention(arguments):
+    if func.namespace != "aten" or _rests_on_convention(arguments):
         return None
-    schema = func._schema.arguments
-    values = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    values |= dict(zip((argument.name for argument in schema), arguments[0], strict=False)) | arguments[1]
-    arrays = pytree.tree_map_only(torch.Tensor, _make_array, values)
-    try:
-        with numpy.errstate(all="ignore"):
-            given = formula(FormulaCall(arrays))
-    except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError):
-        return None  # an overload that the formula is not made for
-    results = given if isinstance(given, tuple) else (given,)
+    arrays = pytree.tree_map_only(torch.Tensor, _make_array, name_arguments(func, arguments, defaults=True))
+    results = apply_formula(get_operator_family(str(func)), arrays)
     infinite = any(bool(tensor.isinf().any()) for tensor in _list_tensors(arguments))
     opinions: list[torch.Tensor | None] = []
     for mine, value in zip(own, (*results, *[None] * len(own)), strict=False):

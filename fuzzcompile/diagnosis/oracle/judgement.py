@@ -262,18 +262,18 @@ def largest_error(judgement: Judgement) -> float | None:
 _REFUSING = (FAKE_TENSOR, DECOMPOSITION)
 # Exceptions by which no operator refuses its arguments: a program that looks something up is at fault.
 _SLIPS = (
-    *("AssertionError", "AttributeError", "KeyError", "NameError", "RecursionError", "StopIteration"),
-    *("UnboundLocalError", "ZeroDivisionError"),
-)
+    "AssertionError", "AttributeError", "KeyError", "NameError", "RecursionError", "StopIteration",
+    "UnboundLocalError", "ZeroDivisionError",
+)  # fmt: skip
 
 
 def _is_internal(compiled: Failure, eager: Failure) -> bool:
     """Return whether an error is the compiler's own, and not the refusal of a program that eager mode refuses too."""
     if compiled.phase != "compile" or compiled.unsupported or compiled.machine:
         return False
-    stage = find_file_stage(compiled.raised[0][0]) if compiled.raised else None
     if compiled.type_name == "InternalTorchDynamoError":  # dynamo's own word for it
         return True
+    stage = find_file_stage(compiled.raised[0][0]) if compiled.raised else None
     if stage in (None, DYNAMO, *_REFUSING):
         return compiled.origin != eager.type_name and compiled.origin in _SLIPS
     return True

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -72,13 +71,14 @@ def _find_design(places: Sequence[AskingPlace]) -> DesignedBranch | None:
 
 def measure_against_updates(experiments: Experiments, comparisons: Sequence[Comparison]) -> float:
     """The largest error of what a program changes in place, in units of that change (RMS); 0 where it changes none."""
-    program, states = build(experiments.case, experiments.device), list[StateBefore]()
+    case, states, largest = experiments.case, list[StateBefore](), 0.0
+    program = build(case, experiments.device)
 
-    def model(*args: Any, **kwargs: Any) -> Any:
-        states.append(save_state(program, program.calls[len(states)]))
-        return program.model(*args, **kwargs)
+    def run(model: Callable[..., object], arguments: object) -> object:
+        states.append(save_state(program, arguments))
+        return runs.drive(case, model, arguments)
 
-    values, largest = runs.observe(experiments.case, program, model).index_by_name(), 0.0
+    values = runs.observe(replace(case, run=run), program, program.model).index_by_name()
     for comparison in comparisons:
         observable = ObservableName.parse(comparison.name)
         now = values[comparison.name].value if observable.after and comparison.name in values else None

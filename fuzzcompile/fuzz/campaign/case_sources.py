@@ -257,13 +257,8 @@ class OperatorSweep(CaseSource):
             self._empty += 1
             return None
         self._samples += written.samples
-        spec: dict[str, object] = {
-            "operator": cell.label,
-            "form": cell.form,
-            "dtype": cell.dtype,
-            "layout": cell.layout,
-        }
-        spec |= {"chunk": cell.chunk, "backward": cell.backward}
+        spec: dict[str, object] = {"operator": cell.label, "form": cell.form, "dtype": cell.dtype}
+        spec |= {"layout": cell.layout, "chunk": cell.chunk, "backward": cell.backward}
         if cell.eager:
             spec |= {"eager": True, "cotangent": cell.cotangent, "size": cell.size}
         return DrawnCase(written.source, "opinfo", cell.features, spec=spec)
@@ -306,8 +301,7 @@ def open_tables(
         def sweep(seed: int, budget: BudgetClock) -> OperatorSweep:
             late = "Torch's operators were not listed when the budget was over. Give more."
             operators = await_answer(listed, budget, late, "The process that lists torch's operators {error}.")
-            write: Write = lambda cells: pool.submit(WRITE_CELLS, cells)  # noqa: E731
-            return OperatorSweep(operators, seed, write, tuple(only), eager)
+            return OperatorSweep(operators, seed, lambda cells: pool.submit(WRITE_CELLS, cells), tuple(only), eager)
 
         try:
             yield sweep

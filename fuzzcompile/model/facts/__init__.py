@@ -82,6 +82,7 @@ class OperatorFacts(FactTable, frozen=True):
     drawing_untagged: frozenset[str]
     uninitialised: frozenset[str]
     bound_to_capture: tuple[str, ...]
+    reads_storage: Mapping[str, str]  # and why a contiguous copy of the argument gives another result by definition
 
 
 class FakeTensorFacts(FactTable, frozen=True):
@@ -211,7 +212,7 @@ class DesignedBranch(FactTable, frozen=True):
     """Functions of torch that compute something in another way where they are compiled, and are meant to."""
 
     places: frozenset[str]  # ``file:function``, the file relative to the folder that holds torch
-    why: str  # what is computed in another way, and why; follows "because"
+    why: str  # what is computed in another way, and why
     source: str  # where torch says so
 
 

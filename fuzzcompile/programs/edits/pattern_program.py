@@ -433,9 +433,9 @@ def _make_dynamic(program: PatternProgram) -> Edits:
 
 def _freeze(program: PatternProgram) -> Edits:
     """Weights are constants of the graph: every input but the first is one."""
-    if "freezing" in program.settings or program.backward or any(operand.same_as for operand in program.operands):
+    if "freezing" in program.settings or program.backward or not program.operands:
         return
-    if not program.operands:
+    if any(operand.same_as for operand in program.operands):
         return
     first, *rest = program.operands
     operands = (first, *(replace(operand, role="parameter") for operand in rest))

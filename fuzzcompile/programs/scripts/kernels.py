@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from fuzzcompile.compiler.operators.graph_capture import AtenCall, record_operator_calls
-from fuzzcompile.compiler.operators.operator_application import OperatorPlace, compare_contiguous
+from fuzzcompile.compiler.operators.operator_application import OperatorPlace, compare_contiguous, name_arguments
 from fuzzcompile.compiler.operators.second_reference import compute_otherwise
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.programs.ir.case_source import (
@@ -126,9 +126,7 @@ def _write_formula_script(call: AtenCall, number: int, taken: str) -> Iterator[s
         tensors[variable] = value
         return WrittenArray((value.detach().double() if value.is_floating_point() else value).numpy(), variable)
 
-    schema = call.operator._schema.arguments
-    given = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    given |= dict(zip((argument.name for argument in schema), call.args, strict=False)) | dict(call.kwargs)
+    given = name_arguments(call.operator, (tuple(call.args), dict(call.kwargs)), defaults=True)
     written = write_formulas(call.operator._opname, {name: write(name, value) for name, value in given.items()})
     text = written[number] if number < len(written) else None
     if text is None or len(text) > _LONGEST_FORMULA:
@@ -160,7 +158,7 @@ def _name_operator(call: AtenCall) -> str:
 
 def _write_arguments(call: AtenCall, *, drawn: bool) -> tuple[list[str], list[str], str]:
     """The lines that make the tensors of a call, its arguments, and its keyword arguments with a comma before each."""
-    named = {argument.name: value for argument, value in zip(call.operator._schema.arguments, call.args, strict=False)}
+    named = name_arguments(call.operator, (tuple(call.args), {}))
     lines: list[str] = []
 
     def write(name: str, value: object) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fuzzcompile.run.reference.formulas import FORMULAS, FormulaCall
+from fuzzcompile.run.reference.formulas import apply_formula
 
 _INFIX = {
     "add": "+", "subtract": "-", "multiply": "*", "divide": "/", "true_divide": "/", "floor_divide": "//",
@@ -85,10 +85,5 @@ def write_formulas(operator: str, arguments: Mapping[str, Any]) -> list[str | No
     ``operator`` is the name of a row of ``FORMULAS``; arrays among the ``arguments`` are `WrittenArray`, by the names
     that they have in the expression, which uses the modules ``math`` and ``numpy``.
     """
-    try:
-        with np.errstate(all="ignore"):
-            given = FORMULAS[operator](FormulaCall(arguments))
-    except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError):
-        return []
-    results = given if isinstance(given, tuple) else (given,)
+    results = apply_formula(operator, arguments)
     return [ast.unparse(ast.parse(each.text)) if isinstance(each, WrittenArray) else None for each in results]

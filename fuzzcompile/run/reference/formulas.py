@@ -447,3 +447,15 @@ FORMULAS: dict[str, Formula] = {
     - np.exp(call.output) * call.grad_output.sum(call.dim, keepdims=True),
 }  # fmt: skip
 """By the name of the operator, without namespace, overload and the underscore of an in-place form."""
+
+
+def apply_formula(operator: str, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The results of an operator's formula, None for one without an opinion; empty where it has none for the call."""
+    if operator not in FORMULAS:
+        return ()
+    try:
+        with np.errstate(all="ignore"):
+            given = FORMULAS[operator](FormulaCall(arguments))
+    except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return ()  # an overload that the formula is not made for
+    return given if isinstance(given, tuple) else (given,)
