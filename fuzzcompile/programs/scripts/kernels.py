@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,16 +78,21 @@ def _differ(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 def _write_script(call: AtenCall, *, drawn: bool) -> str:
     lines, arguments, kwargs = _write_arguments(call, drawn=drawn)
-    return "\n".join([
-        "import torch",
-        "",
-        *(["torch.manual_seed(0)"] if drawn else []),
+    return _join(
         *lines,
         f"args = [{', '.join(arguments)}]",
         "contiguous = [x.contiguous() if torch.is_tensor(x) else x for x in args]",
         f"op = {_name_operator(call)}",
         f"torch.testing.assert_close(op(*args{kwargs}), op(*contiguous{kwargs}), equal_nan=True)",
-    ]) + "\n"  # fmt: skip
+        drawn=drawn,
+    )
+
+
+def _join(*lines: str, drawn: bool = False, modules: Collection[str] = ()) -> str:
+    """A script of these lines, with the ``modules`` that it needs beside torch."""
+    own = (["import math", ""] if "math" in modules else []) + (["import numpy"] if "numpy" in modules else [])
+    seed = ["torch.manual_seed(0)"] if drawn else []
+    return "\n".join([*own, "import torch", "", *seed, *lines]) + "\n"
 
 
 def _write_expecting_script(call: AtenCall) -> Iterator[str]:
@@ -103,14 +108,13 @@ def _write_expecting_script(call: AtenCall) -> Iterator[str]:
         if values.numel() <= MOST_LITERALS:
             values = values.to(result.dtype)
             lines, arguments, kwargs = _write_arguments(call, drawn=False)
-            yield "\n".join([
-                "import torch",
-                "",
+            literal = input_expression(replace(Input.from_tensor("expected", values), fill="literal"))
+            yield _join(
                 *lines,
-                f"expected = {input_expression(replace(Input.from_tensor('expected', values), fill='literal'))}",
+                f"expected = {literal}",
                 f"result = {_name_operator(call)}({', '.join(arguments)}{kwargs}){taken}",
                 "torch.testing.assert_close(result, expected, equal_nan=True)",
-            ]) + "\n"  # fmt: skip
+            )
 
 
 def _write_formula_script(call: AtenCall, number: int, taken: str) -> Iterator[str]:
@@ -122,7 +126,7 @@ def _write_formula_script(call: AtenCall, number: int, taken: str) -> Iterator[s
             return [write(f"{name}{place}", part) for place, part in enumerate(value)]
         if not isinstance(value, torch.Tensor):
             return value
-        variable = name if name != "self" else "x"
+        variable = _name_variable(name)
         tensors[variable] = value
         return WrittenArray((value.detach().double() if value.is_floating_point() else value).numpy(), variable)
 
@@ -137,18 +141,19 @@ def _write_formula_script(call: AtenCall, number: int, taken: str) -> Iterator[s
     # A backward operator gets results of its forward one, which random values are not.
     drawn = "backward" not in call.operator._opname
     lines, arguments, kwargs = _write_arguments(call, drawn=drawn)
-    yield "\n".join([
-        *(["import math", ""] if "math" in used else []),
-        *(["import numpy"] if "numpy" in used else []),
-        "import torch",
-        "",
-        *(["torch.manual_seed(0)"] if drawn else []),
+    yield _join(
         *lines,
         f"result = {_name_operator(call)}({', '.join(arguments)}{kwargs}){taken}",
         *arrays,
         f"expected = {text}",
         "torch.testing.assert_close(result, torch.as_tensor(expected, dtype=result.dtype), equal_nan=True)",
-    ]) + "\n"  # fmt: skip
+        drawn=drawn,
+        modules=used,
+    )
+
+
+def _name_variable(argument: str) -> str:
+    return argument if argument != "self" else "x"
 
 
 def _name_operator(call: AtenCall) -> str:
@@ -163,7 +168,7 @@ def _write_arguments(call: AtenCall, *, drawn: bool) -> tuple[list[str], list[st
 
     def write(name: str, value: object) -> str:
         if isinstance(value, torch.Tensor):
-            variable = name if name != "self" else "x"
+            variable = _name_variable(name)
             lines.append(f"{variable} = {_expression(variable, value, drawn=drawn)}")
             return variable
         if isinstance(value, list | tuple):

@@ -8,16 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from sweeping import sweep_planted
 
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.front.cli.main import cli
 from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget
-from fuzzcompile.fuzz.campaign.campaign_run import run_campaign, start_workers
 from fuzzcompile.fuzz.campaign.case_sources import OperatorSweep, open_tables
-from fuzzcompile.fuzz.campaign.steering import UNIFORM
-from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.fuzz.opinfo_cells import LAYOUTS, OpInfoCell
-from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.programs.casefiles.case_module import load_case
 
@@ -86,24 +83,7 @@ library.impl("heaviside", planted, "CPU", with_keyset=True, allow_override=True)
 
 @pytest.mark.slow
 def test_a_planted_kernel_is_found_and_a_second_run_resumes(tmp_path: Path):
-    plant = tmp_path / "plant.py"
-    plant.write_text(PLANT)
-    conditions, summaries = Conditions(device="cpu", plants=(plant,)), []
-    for budget in ("10c", "6c"):
-        clock = BudgetClock(CampaignBudget.parse(budget))
-        with open_tables(("heaviside",), eager=True) as tables, start_workers(conditions, 1, clock) as started:
-            settings = started.make_settings(
-                Profile(),
-                clock,
-                seed=0,
-                mix="full",
-                strategy=UNIFORM,
-                source=tables(0, clock),
-                drafts=tmp_path / "drafts",
-            )
-            location = str(tmp_path / "corpus")
-            summaries.append(run_campaign(settings, started, location=location, command="test", clock=clock))
-    first, second = summaries
+    first, second = (sweep_planted(tmp_path, PLANT, "heaviside", budget, eager=True) for budget in ("10c", "6c"))
     assert [finding.signature for finding in first.findings] == ["aten:-:heaviside"], first.to_json()
     assert not any(finding.new for finding in second.findings)
     assert second.tally.cases <= 6

@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from sweeping import sweep_planted
 
 from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget
-from fuzzcompile.fuzz.campaign.campaign_run import run_campaign, start_workers
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, OperatorSweep, open_tables
-from fuzzcompile.fuzz.campaign.steering import UNIFORM
-from fuzzcompile.fuzz.generation.profile import Profile
-from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import UsageError
 
 pytest.importorskip("expecttest")
@@ -97,25 +94,5 @@ decompositions[torch.ops.aten.heaviside.default] = planted_heaviside
 
 @pytest.mark.slow
 def test_a_planted_error_of_a_decomposition_is_found(tmp_path: Path):
-    plant = tmp_path / "plant.py"
-    plant.write_text(PLANT)
-    clock = BudgetClock(CampaignBudget.parse("12c"))
-    conditions = Conditions(device="cpu", plants=(plant,))
-    with open_tables(("heaviside",)) as tables, start_workers(conditions, 1, clock) as started:
-        settings = started.make_settings(
-            Profile(),
-            clock,
-            seed=0,
-            mix="screen",
-            strategy=UNIFORM,
-            source=tables(0, clock),
-            drafts=tmp_path / "drafts",
-        )
-        summary = run_campaign(
-            settings,
-            started,
-            location=str(tmp_path / "corpus"),
-            command="test",
-            clock=clock,
-        )
+    summary = sweep_planted(tmp_path, PLANT, "heaviside", "12c")
     assert any("heaviside" in finding.signature for finding in summary.findings), summary.to_json()
