@@ -27,7 +27,7 @@ from fuzzcompile.model.contract import EAGER, WrongSide
 from fuzzcompile.model.culprit_contract import DetailsJson, KernelFault
 from fuzzcompile.model.stages import ATEN
 from fuzzcompile.model.thresholds import DIFFERENCE_STEP, MEETS, MISSES
-from fuzzcompile.model.verdicts import HARMLESS
+from fuzzcompile.model.verdicts import HARMLESS, Verdict
 from fuzzcompile.run import runs
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.case_program import build
@@ -130,9 +130,9 @@ def _is_repaired(experiments: Experiments, trial: Trial, calls: Sequence[Contest
 
 
 def _agree(experiments: Experiments, observation: Observation, right: Observation, exact: Observation) -> bool:
-    """Return whether a run gives values that are right, up to rounding."""
+    """Return whether a run gives values that are right, up to rounding; their layout is another matter."""
     judged = judge_beside(experiments, right, exact, observation)
-    return judged.verdict in HARMLESS and not judged.suspicious
+    return judged.verdict in (*HARMLESS, Verdict.METADATA) and not judged.suspicious
 
 
 def judge_beside(

@@ -69,7 +69,7 @@ def test_a_clean_sample_of_cells_stays_clean(write_case, sweep: OperatorSweep, n
 PLANT = """
 import torch
 
-kernel = torch.library.get_kernel(torch.ops.aten.heaviside.default, "CPU")
+kernel = torch.library.get_kernel(torch.ops.aten.hypot.default, "CPU")
 
 
 def planted(keys, x, values):
@@ -77,14 +77,14 @@ def planted(keys, x, values):
 
 
 library = torch.library.Library("aten", "IMPL")
-library.impl("heaviside", planted, "CPU", with_keyset=True, allow_override=True)
+library.impl("hypot", planted, "CPU", with_keyset=True, allow_override=True)
 """
 
 
 @pytest.mark.slow
 def test_a_planted_kernel_is_found_and_a_second_run_resumes(tmp_path: Path):
-    first, second = (sweep_planted(tmp_path, PLANT, "heaviside", budget, eager=True) for budget in ("10c", "6c"))
-    assert [finding.signature for finding in first.findings] == ["aten:-:heaviside"], first.to_json()
+    first, second = (sweep_planted(tmp_path, PLANT, "hypot", budget, eager=True) for budget in ("10c", "6c"))
+    assert [finding.signature for finding in first.findings] == ["aten:-:hypot"], first.to_json()
     assert not any(finding.new for finding in second.findings)
     assert second.tally.cases <= 6
 
