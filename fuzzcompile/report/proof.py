@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from fuzzcompile.model.contract import OutputJson, ReportJson, read_target
+from fuzzcompile.model.contract import EAGER, OutputJson, ReportJson, read_target
 from fuzzcompile.model.culprit_contract import CulpritJson, read_details
 from fuzzcompile.model.privacy import fold_lines, scrub
 from fuzzcompile.model.stages import BY_NAME, CODEGEN, DISPATCHER_LABEL, DYNAMO, INDUCTOR_LABEL
@@ -305,7 +305,8 @@ def proof(facts: IssueFacts) -> str:
     if culprit is None or not facts.proved:
         return ""
     if facts.verdict == Verdict.EAGER_WRONG:
-        return f"eager mode agrees with the compiled program {describe_repair(facts)}."
+        right = "a second reference" if facts.path == EAGER else "the compiled program"
+        return f"eager mode agrees with {right} {describe_repair(facts)}."
     siblings = ", ".join(f"`{name}`" for name in culprit.get("siblings") or ())
     what = f"switching off this and {siblings}, which takes its place" if siblings else "switching off this alone"
     repairing = (entry for entry in facts.report.get("ablations") or () if entry.get("repairs"))

@@ -143,7 +143,8 @@ def print_report(
         f"{meaning(report)} [torch {report['torch']}, {where}]")  # fmt: skip
     if report.get("detail"):
         say(f"  {report['detail']}")
-    if (side := report.get("wrong")) is not None:
+    ran_alone = report["evidence"].get("path") == EAGER  # and nothing else is there to be trusted
+    if (side := report.get("wrong")) is not None and not ran_alone:
         say(f"  {WORDS['trust'][side]}")
     outputs = report["evidence"]["outputs"]
     differing = [output for output in outputs if output.get("finding") != "same"]

@@ -356,7 +356,8 @@ def _tell_eager_fault(facts: IssueFacts) -> Iterator[str]:
         )
         yield f"{maker} {_subject(facts)}."
         compiled = "The same program under `torch.compile` computes it in another way, and is right"
-        yield f"No compiler is involved. {compiled}: eager mode agrees with it {describe_repair(facts)}."
+        right = "A second reference computes it by other code" if facts.path == EAGER else compiled
+        yield f"No compiler is involved. {right}: eager mode agrees with it {describe_repair(facts)}."
     else:
         yield f"The same program under `torch.compile` is right: {fold_lines(facts.detail)}."
     yield _observed(facts)

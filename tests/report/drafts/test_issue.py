@@ -473,3 +473,13 @@ def test_one_quiet_line_says_on_how_many_machines_it_was_seen():
     assert "- Machines: seen on one machine; shows on one type of processor only (Xeon), not on EPYC\n" in text
     assert "- Machines: confirmed on 2 machines (Xeon, EPYC)\n" in draft(machines=list_machines([here, there], []))
     assert "Machines" not in draft()
+
+
+def test_where_nothing_was_compiled_the_draft_claims_nothing_of_a_compiled_program():
+    kernel = {"operator": "aten.tril_backwards.default", "inputs": [], "wrong_in": "eager", "about": "values"}
+    culprit = {**CULPRIT, "stage": "aten", "details": {"kind": "values", "aten_kernel": kernel}}
+    text = draft("eager_wrong", culprit=culprit, cause=None, shown={}, evidence={"path": "eager"}, workaround=None)
+    page = visible(text)
+    assert "A second reference computes it by other code: eager mode agrees with it" in page
+    assert "eager mode agrees with a second reference" in page
+    assert "`torch.compile`" not in page and "compiled program" not in page

@@ -151,3 +151,8 @@ def test_another_baseline_than_eager_is_named():
 
 def test_the_console_is_of_a_fixed_width_where_it_is_no_terminal():
     assert report_console().width == 120
+
+
+def test_where_nothing_was_compiled_no_compiled_program_is_to_be_trusted():
+    text = printed(report("eager_wrong", output(), wrong="eager", evidence={"path": "eager"}))
+    assert "a second reference contradicts it" in text and "trust" not in text and "compiled program" not in text
