@@ -351,7 +351,7 @@ def add_cause(
     """
     if not report.is_bug:
         return report
-    report = replace(report, program=program_key(case.source))
+    report = replace(report, program=program_key(case.source, sizes=False))
     culprit = report.attribution.culprit
     if culprit is None or not culprit.is_named or not has_fingerprints(culprit.stage):
         return report
