@@ -1,4 +1,4 @@
-"""Branches of torch's own Python that only compiled programs take: eager mode on them, beside the compiled program."""
+"""Branches of Python that only compiled programs take: eager mode on them, beside the compiled program."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_PLACES = 12
 
 
 def prove_compiling_branch(ablator: Ablator) -> Attribution | None:
-    """The branches of torch that make eager mode agree with the compiled program, the fewest; None if none do."""
+    """The branches that make eager mode agree with the compiled program, the fewest; None if none do."""
     if not ablator.is_of_values:
         return None
     asked = tuple(run_first_eagerly(ablator.experiments, pretend_compiling) or ())
@@ -61,12 +61,20 @@ def _agrees(ablator: Ablator, places: Sequence[AskingPlace]) -> bool:
 
 
 def _describe(places: Sequence[AskingPlace]) -> str:
-    where = ", ".join(map(str, places)) if len(places) <= 2 else f"{len(places)} places of torch"
+    where = ", ".join(map(str, places)) if len(places) <= 2 else f"{len(places)} places"
     return f"eager mode in which torch.compiler.is_compiling() is true in {where}"
 
 
 def _find_design(places: Sequence[AskingPlace]) -> DesignedBranch | None:
-    return facts().find_design({f"{place.file}:{place.function}" for place in places})
+    """The reason why compiled programs are meant to take these branches, the first; None if one of them has none."""
+    found = [_find_reason(place) for place in places]
+    return found[0] if found and all(found) else None
+
+
+def _find_reason(place: AskingPlace) -> DesignedBranch | None:
+    if not place.is_of_torch:
+        return DesignedBranch(frozenset(), "the program itself asks there whether it is compiled", str(place))
+    return facts().find_design(f"{place.file}:{place.function}")
 
 
 def measure_against_updates(experiments: Experiments, comparisons: Sequence[Comparison]) -> float:

@@ -7,7 +7,7 @@ import functools
 import importlib.resources
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -263,9 +263,9 @@ class Facts(FactTable, frozen=True):
         """True if the reasons why rules cannot be reached were checked on this version."""
         return self.exact and bool(self.unreachable)
 
-    def find_design(self, places: Collection[str]) -> DesignedBranch | None:
-        """Return the branch by design to which all of these places belong, each a ``file:function``; None if none."""
-        return next((branch for branch in self.by_design if places and branch.places >= set(places)), None)
+    def find_design(self, place: str) -> DesignedBranch | None:
+        """Return the branch by design that a place, a ``file:function``, belongs to; None if it belongs to none."""
+        return next((branch for branch in self.by_design if place in branch.places), None)
 
     def find_reason(
         self, stage: str, name: str, device: str, switched_on: frozenset[str] | None = None
