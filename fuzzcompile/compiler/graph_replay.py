@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.target.graph_placement import CpuMode, call_on_cpu, replace_devices
 from fuzzcompile.compiler.target.target_process import current_target
-from fuzzcompile.compiler.watch.ledger import Snapshot, is_lowering_handler
+from fuzzcompile.compiler.watch.ledger import Snapshot, is_lowering_handler, note_early_end
 from fuzzcompile.model.facts import facts
 from fuzzcompile.run.arithmetic_modes import Float64Mode, UlpNoise
 from fuzzcompile.run.case_program import Float64Stream, is_large, is_streamed, unstream
@@ -169,7 +169,8 @@ def compute_values(
 
     arguments = copy_tree(list(inputs), double=double)  # not under noise, which would move what is copied
     # Whatever ends the run, the values up to there are the answer.
-    with torch.no_grad(), _enter_modes(double, noise_seed), contextlib.suppress(Exception):
+    ending = note_early_end("replay of a graph", "values behind the operator that raised")
+    with torch.no_grad(), _enter_modes(double, noise_seed), ending:
         GraphReplayer(snapshot, on_node=keep).run(*arguments)
     return values
 

@@ -136,13 +136,15 @@ def observe_compiling(listener: Watcher) -> None:
         compiled = original(model, **arguments)
         if arguments.get("disable") or isinstance(model, type) or not callable(compiled):
             return compiled
-        with contextlib.suppress(Exception):  # ours, of whatever kind: the script gets what torch made
+        try:
             settings = {name: arguments[name] for name in _CASE_ARGUMENTS if arguments.get(name) is not None}
             watched = Watched(unwrap_compiled(model), settings)
             listener.state.callables.append(watched.name)
             if not isinstance(compiled, nn.Module):
                 return observed(compiled, watched, listener)
             compiled.forward = observed(compiled.forward, watched, listener)
+        except Exception as error:  # ours, of whatever kind: the script gets what torch made
+            listener.state.skipped[f"of a callable that cannot be watched ({describe_error(error)})"] = 1
         return compiled
 
     namespace["compile"] = compile_
