@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from fuzzcompile.compiler.target.target_patches import find_missing
 from fuzzcompile.compiler.target.target_process import list_replaced
 from fuzzcompile.compiler.watch import conformance
 from fuzzcompile.compiler.watch.patch_table import PATCHES
@@ -22,6 +21,7 @@ from fuzzcompile.model.targets import find_target
 from fuzzcompile.run.attention_backends import ask_kernels, format_kernel_table
 from fuzzcompile.run.device import describe_environment, resolve_device
 from fuzzcompile.run.subprocesses import find_cxx_compiler, find_toolchain_fault
+from fuzzcompile.run.torch_attributes import find_missing
 
 
 @dataclass(frozen=True)
