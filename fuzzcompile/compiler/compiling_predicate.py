@@ -13,16 +13,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from fuzzcompile.compiler.watch.rule_labels import shorten_file
-from fuzzcompile.compiler.watch.torch_patch import Attribute
-
-
-class _Flag(Attribute):
-    def __init__(self, name: str) -> None:
-        self.module, self.attribute = "torch.compiler", name
-
-
-# What is_compiling() and is_exporting() return.
-_COMPILING, _EXPORTING = _Flag("_is_compiling_flag"), _Flag("_is_exporting_flag")
+from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
 
 class AskingPlace(NamedTuple):
@@ -74,12 +65,23 @@ def pretend_compiling(only: Collection[AskingPlace] | None = None) -> Iterator[C
         The places that have asked so far, in their order.
     """
     asked = _Asked(only)
-    with _COMPILING.replace(asked):
+    with COMPILING.replace(asked):
         yield asked.places.keys()
 
 
 @contextlib.contextmanager
 def pretend_tracing() -> Iterator[None]:
     """Let all Python hear that it is compiled, and exported, in this block."""
-    with _COMPILING.replace(True), _EXPORTING.replace(True):
+    with COMPILING.replace(True), EXPORTING.replace(True):
         yield
+
+
+def _probe_flags() -> str | None:
+    with pretend_tracing():
+        heard = torch.compiler.is_compiling() and torch.compiler.is_exporting()
+    return None if heard else "torch.compiler does not return it"
+
+
+# What is_compiling() and is_exporting() return.
+COMPILING = ReplacedAttribute("torch.compiler", "_is_compiling_flag", probe=_probe_flags)
+EXPORTING = ReplacedAttribute("torch.compiler", "_is_exporting_flag", probe=_probe_flags)

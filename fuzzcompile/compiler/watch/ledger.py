@@ -417,6 +417,8 @@ class ProbeLedgers:
     generated: Ledger = field(default_factory=Ledger)  # a compile up to generated C++, with the values of its kernels
     # the same with every change that a proof of a culprit in code generation asks for
     changed: Ledger = field(default_factory=Ledger)
+    stored: Ledger = field(default_factory=Ledger)  # two fused loops, with the buffer between them stored
+    broken: Ledger = field(default_factory=Ledger)  # a program whose graph breaks at two methods
     vetoed_is_right: bool = False  # whether the vetoed compile gave the right result
     # what a fake tensor says of an operator whose description is wrong and whose kernel is to be asked
     metadata: tuple[int, ...] = ()
