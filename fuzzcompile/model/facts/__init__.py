@@ -209,11 +209,19 @@ class ErrorFacts(FactTable, frozen=True):
 
 
 class DesignedBranch(FactTable, frozen=True):
-    """Functions of torch that compute something in another way where they are compiled, and are meant to."""
+    """Functions of torch that compute something in another way where they are compiled, and are meant to.
 
-    places: frozenset[str]  # ``file:function``, the file relative to the folder that holds torch
+    Those with ``checks`` compute the same, and leave out a check by which eager mode refuses a program.
+    """
+
+    places: frozenset[str]  # patterns of ``file:function``, the file relative to the folder that holds torch
     why: str  # what is computed in another way, and why
     source: str  # where torch says so
+    checks: bool = False
+
+    def holds(self, place: str) -> bool:
+        """Return whether a ``file:function`` is one of its places."""
+        return any(fnmatch.fnmatchcase(place, pattern) for pattern in self.places)
 
 
 Minor = tuple[int, int]
@@ -263,9 +271,14 @@ class Facts(FactTable, frozen=True):
         """True if the reasons why rules cannot be reached were checked on this version."""
         return self.exact and bool(self.unreachable)
 
-    def find_design(self, places: Collection[str]) -> DesignedBranch | None:
-        """Return the branch by design to which all of these places belong, each a ``file:function``; None if none."""
-        return next((branch for branch in self.by_design if places and branch.places >= set(places)), None)
+    def find_designs(self, places: Collection[str], *, checks: bool) -> tuple[DesignedBranch, ...]:
+        """Return the branches by design that hold all of these places, each a ``file:function``; none if one is not.
+
+        Those that leave out a check are looked at only where that is asked for.
+        """
+        known = [branch for branch in self.by_design if checks or not branch.checks]
+        found = [next((branch for branch in known if branch.holds(place)), None) for place in places]
+        return () if None in found else tuple(dict.fromkeys(branch for branch in found if branch is not None))
 
     def find_reason(
         self, stage: str, name: str, device: str, switched_on: frozenset[str] | None = None
