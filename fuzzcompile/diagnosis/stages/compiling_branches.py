@@ -32,8 +32,8 @@ def prove_compiling_branch(ablator: Ablator) -> Attribution | None:
     asked = tuple(run_first_eagerly(ablator.experiments, pretend_compiling) or ())
     if not asked:
         return None
-    agrees, find_designs = partial(_agrees, ablator), partial(_find_designs, checks=_accepts(ablator))
-    by_design = tuple(place for place in asked if find_designs([place]))
+    agrees, of_values = partial(_agrees, ablator), not _accepts(ablator)
+    by_design = tuple(place for place in asked if _find_designs([place], of_values=False))
     if by_design and agrees(by_design):
         needed = by_design
     elif agrees(asked):
@@ -45,7 +45,7 @@ def prove_compiling_branch(ablator: Ablator) -> Attribution | None:
         rest = tuple(each for each in needed if each != place)
         if rest and agrees(rest):
             needed = rest
-    designs, toggle = find_designs(needed), _describe(needed)
+    designs, toggle = _find_designs(needed, of_values=of_values), _describe(needed)
     details: DetailsJson = {"kind": "branch", "agrees": toggle}
     if designs:
         why, sources = ([getattr(design, name) for design in designs] for name in ("why", "source"))
@@ -70,8 +70,8 @@ def _accepts(ablator: Ablator) -> bool:
     return ablator.verdict is Verdict.ACCEPTS_INVALID
 
 
-def _find_designs(places: Sequence[AskingPlace], *, checks: bool) -> Sequence[DesignedBranch]:
-    return facts().find_designs({f"{place.file}:{place.function}" for place in places}, checks=checks)
+def _find_designs(places: Sequence[AskingPlace], *, of_values: bool) -> Sequence[DesignedBranch]:
+    return facts().find_designs({f"{place.file}:{place.function}" for place in places}, of_values=of_values)
 
 
 def measure_against_updates(experiments: Experiments, comparisons: Sequence[Comparison]) -> float:

@@ -271,14 +271,15 @@ class Facts(FactTable, frozen=True):
         """True if the reasons why rules cannot be reached were checked on this version."""
         return self.exact and bool(self.unreachable)
 
-    def find_designs(self, places: Collection[str], *, checks: bool) -> tuple[DesignedBranch, ...]:
-        """Return the branches by design that hold all of these places, each a ``file:function``; none if one is not.
+    def find_designs(self, places: Collection[str], *, of_values: bool) -> tuple[DesignedBranch, ...]:
+        """Return the branches by design that hold these places, each a ``file:function``; none if a place has none.
 
-        Those that leave out a check are looked at only where that is asked for.
+        A check that is left out explains no difference ``of_values``: these branches are not among the result there.
         """
-        known = [branch for branch in self.by_design if checks or not branch.checks]
-        found = [next((branch for branch in known if branch.holds(place)), None) for place in places]
-        return () if None in found else tuple(dict.fromkeys(branch for branch in found if branch is not None))
+        if not all(any(branch.holds(place) for branch in self.by_design) for place in places):
+            return ()
+        held = [branch for branch in self.by_design if any(map(branch.holds, places))]
+        return tuple(branch for branch in held if not (of_values and branch.checks))
 
     def find_reason(
         self, stage: str, name: str, device: str, switched_on: frozenset[str] | None = None

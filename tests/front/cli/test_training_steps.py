@@ -59,8 +59,8 @@ def test_a_bias_correction_in_float32_is_by_design(judged):
     culprit = report["culprit"]
     assert (status, report["verdict"], report["is_bug"]) == (0, "by_design", False)
     assert (report["severity"], report["confidence"], report["signature"]) == ("by_design", "high", None)
-    assert (culprit["stage"], culprit["source"], culprit["necessary"]) == ("dynamo", "torch/optim/optimizer.py", True)
-    assert culprit["rewrite"] == "_get_value" and culprit["details"]["design_source"].startswith("torch/optim/")
+    assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("dynamo", "_set_capturable", True)
+    assert culprit["source"].startswith("torch/_dynamo/") and "capturable" in culprit["details"]["design_source"]
     assert f"{culprit['source']}:{culprit['line']}" in report["detail"] and "of that change" in report["detail"]
 
 
@@ -81,6 +81,13 @@ def test_a_check_that_compiled_steps_leave_out_is_by_design(judged, optimizer):
         f"_multi_tensor_{optimizer.lower()}",
     )
     assert "capturable" in culprit["details"]["design_source"] and "eager raises AssertionError" in report["detail"]
+
+
+@pytest.mark.slow
+def test_a_branch_that_eager_mode_cannot_take_without_its_setting_is_by_design(judged):
+    status, report = judged("Adamax", settings=", foreach=True")
+    assert status == 0 and report["verdict"] in ("by_design", "rounding")
+    assert report["verdict"] == "rounding" or report["culprit"]["rewrite"] == "_set_capturable"
 
 
 @pytest.mark.slow
