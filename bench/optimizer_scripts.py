@@ -48,7 +48,7 @@ _MODELS = (
     ("nn.Embedding(20, 8, sparse=True)", "torch.randint(20, (4, 16)).unbind()"),
 )
 _WITH_BUFFERS = (
-    "nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.Linear(12, 4, bias=False))",
+    "nn.Sequential(nn.Linear(8, 12, bias=False), nn.BatchNorm1d(12), nn.Linear(12, 4, bias=False))",
     "torch.randn(4, 16, 8).unbind()",
 )
 _STEP = ["optimizer.zero_grad()", "loss = model(x).square().mean()", "loss.backward()"]
@@ -290,9 +290,8 @@ def _add_averages() -> Iterator[Program]:
             made = f"torch.optim.swa_utils.AveragedModel({', '.join(['model', *([arguments] if arguments else [])])})"
             shown = made.replace("torch.optim.swa_utils.", "")
             update = ("optimizer.step()", "averaged.update_parameters(model)")
-            if "buffers" in arguments:
-                program = replace(program, model=_WITH_BUFFERS)
-            yield _use(program, shown, [f"averaged = {made}"], update=update)
+            fitted = replace(program, model=_WITH_BUFFERS) if "buffers" in arguments else program
+            yield _use(fitted, shown, [f"averaged = {made}"], update=update)
 
 
 def _list_parameters(name: str) -> Sequence[str]:
