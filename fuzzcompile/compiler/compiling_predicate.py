@@ -2,6 +2,9 @@
 
 ``torch.compiler.is_compiling()`` returns a flag of that module. In its place stands an object here whose truth depends
 on the code that asks, so that single branches can be switched.
+
+Dynamo also traces every optimizer as if its user had set ``capturable=True``, where the optimizer has that setting:
+that is a place of dynamo's own, which counts as asking at each step of such an optimizer.
 """
 
 from __future__ import annotations
@@ -10,9 +13,13 @@ import contextlib
 import sys
 from collections.abc import Collection, Iterator
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fuzzcompile.compiler.watch.rule_labels import shorten_file
+import torch
+from torch._dynamo.variables.optimizer import OptimizerVariable
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from fuzzcompile.compiler.watch.rule_labels import find_source, shorten_file
 from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
 
@@ -40,7 +47,9 @@ class _Asked:
         self._only, self.places = only, dict[AskingPlace, None]()
 
     def __bool__(self) -> bool:
-        place = _find_place(sys._getframe(1))
+        return self.ask(_find_place(sys._getframe(1)))
+
+    def ask(self, place: AskingPlace | None) -> bool:
         if place is None:
             return False
         self.places.setdefault(place)
@@ -65,8 +74,35 @@ def pretend_compiling(only: Collection[AskingPlace] | None = None) -> Iterator[C
         The places that have asked so far, in their order.
     """
     asked = _Asked(only)
-    with COMPILING.replace(asked):
+    with COMPILING.replace(asked), _set_capturable(asked):
         yield asked.places.keys()
+
+
+@contextlib.contextmanager
+def _set_capturable(asked: _Asked) -> Iterator[None]:
+    """Let each step of an optimizer read ``capturable=True``, if asking at dynamo's place says so."""
+    handler, changed = getattr(OptimizerVariable, "_set_capturable", None), list[dict[str, Any]]()
+    file, line = find_source(handler)
+    place = None if file is None or line is None else AskingPlace(file, line, "_set_capturable")
+
+    def enter(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        groups = [group for group in optimizer.param_groups if group.get("capturable") is False]
+        if groups and asked.ask(place):
+            changed.extend(groups)
+            for group in groups:
+                group["capturable"] = True
+
+    def leave(*_: object) -> None:
+        while changed:
+            changed.pop()["capturable"] = False
+
+    hooks = register_optimizer_step_pre_hook(enter), register_optimizer_step_post_hook(leave)
+    try:
+        yield
+    finally:
+        leave()  # a step that raises has no end
+        for hook in hooks:
+            hook.remove()
 
 
 @contextlib.contextmanager

@@ -237,6 +237,8 @@ class JudgedTrial:
         said = f"compiled programs take another branch ({culprit.source}:{culprit.line}) by design: {why}"
         if largest := measure_against_updates(self.experiments, self.trial.judgement.suspicious):
             said += f"; what the program changes in place differs by at most {largest:.1e} of that change"
+        if self.decision.verdict is Verdict.ACCEPTS_INVALID:
+            said += f"; {self.decision.detail}"
         decision = replace(self.decision, verdict=Verdict.BY_DESIGN, confidence="high", detail=said)
         return replace(self, side=None, decision=decision)
 

@@ -332,7 +332,8 @@ class Ablator(Divergence):
         with change:
             judgement = self.experiments.judge_anew(self.trial.observation)
         trial = replace(self.trial, judgement=judgement)
-        repaired = self.repairs(trial)
+        accepts = self.verdict is Verdict.ACCEPTS_INVALID  # until eager mode runs too
+        repaired = not judgement.verdict.is_bug if accepts else self.repairs(trial)
         self.note(toggle, trial, repaired)
         return repaired
 

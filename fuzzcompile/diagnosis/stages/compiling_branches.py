@@ -16,7 +16,7 @@ from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.model.facts import DesignedBranch, facts
 from fuzzcompile.model.stages import DYNAMO
-from fuzzcompile.model.verdicts import Comparison
+from fuzzcompile.model.verdicts import Comparison, Verdict
 from fuzzcompile.run import metrics, runs
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.observation import StateBefore, save_state
@@ -27,13 +27,13 @@ _MOST_PLACES = 12
 
 def prove_compiling_branch(ablator: Ablator) -> Attribution | None:
     """The branches that make eager mode agree with the compiled program, the fewest; None if none do."""
-    if not ablator.is_of_values:
+    if not (ablator.is_of_values or _accepts(ablator)):
         return None
     asked = tuple(run_first_eagerly(ablator.experiments, pretend_compiling) or ())
     if not asked:
         return None
-    by_design = tuple(place for place in asked if _find_design([place]) is not None)
-    agrees = partial(_agrees, ablator)
+    agrees, of_values = partial(_agrees, ablator), not _accepts(ablator)
+    by_design = tuple(place for place in asked if _find_designs([place], of_values=False))
     if by_design and agrees(by_design):
         needed = by_design
     elif agrees(asked):
@@ -45,10 +45,11 @@ def prove_compiling_branch(ablator: Ablator) -> Attribution | None:
         rest = tuple(each for each in needed if each != place)
         if rest and agrees(rest):
             needed = rest
-    design, toggle = _find_design(needed), _describe(needed)
+    designs, toggle = _find_designs(needed, of_values=of_values), _describe(needed)
     details: DetailsJson = {"kind": "branch", "agrees": toggle}
-    if design is not None:
-        details |= {"design": design.why, "design_source": design.source}
+    if designs:
+        why, sources = ([getattr(design, name) for design in designs] for name in ("why", "source"))
+        details |= {"design": "; ".join(why), "design_source": "; ".join(sources)}
     first, *others = (
         Culprit(DYNAMO, None, place.function, place.function, source=place.file, line=place.line) for place in needed
     )
@@ -65,16 +66,19 @@ def _describe(places: Sequence[AskingPlace]) -> str:
     return f"eager mode in which torch.compiler.is_compiling() is true in {where}"
 
 
-def _find_design(places: Sequence[AskingPlace]) -> DesignedBranch | None:
-    """The reason why compiled programs are meant to take these branches, the first; None if one of them has none."""
-    found = [_find_reason(place) for place in places]
-    return found[0] if found and all(found) else None
+def _accepts(ablator: Ablator) -> bool:
+    return ablator.verdict is Verdict.ACCEPTS_INVALID
 
 
-def _find_reason(place: AskingPlace) -> DesignedBranch | None:
-    if not place.is_of_torch:
-        return DesignedBranch(frozenset(), "the program itself asks there whether it is compiled", str(place))
-    return facts().find_design(f"{place.file}:{place.function}")
+def _find_designs(places: Sequence[AskingPlace], *, of_values: bool) -> list[DesignedBranch]:
+    """The reasons why compiled programs are meant to take these branches; none if one of torch's has none."""
+    own = [str(place) for place in places if not place.is_of_torch]
+    of_torch = {f"{place.file}:{place.function}" for place in places if place.is_of_torch}
+    designs = facts().find_designs(of_torch, of_values=of_values)
+    if of_torch and not designs:
+        return []
+    said = "the program itself asks there whether it is compiled"
+    return [*designs, *(DesignedBranch(places=frozenset(), why=said, source=place) for place in own[:1])]
 
 
 def measure_against_updates(experiments: Experiments, comparisons: Sequence[Comparison]) -> float:

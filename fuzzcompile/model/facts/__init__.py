@@ -7,7 +7,7 @@ import functools
 import importlib.resources
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -209,11 +209,19 @@ class ErrorFacts(FactTable, frozen=True):
 
 
 class DesignedBranch(FactTable, frozen=True):
-    """Functions of torch that compute something in another way where they are compiled, and are meant to."""
+    """Functions of torch that compute something in another way where they are compiled, and are meant to.
 
-    places: frozenset[str]  # ``file:function``, the file relative to the folder that holds torch
+    Those with ``checks`` compute the same, and leave out a check by which eager mode refuses a program.
+    """
+
+    places: frozenset[str]  # patterns of ``file:function``, the file relative to the folder that holds torch
     why: str  # what is computed in another way, and why
     source: str  # where torch says so
+    checks: bool = False
+
+    def holds(self, place: str) -> bool:
+        """Return whether a ``file:function`` is one of its places."""
+        return any(fnmatch.fnmatchcase(place, pattern) for pattern in self.places)
 
 
 Minor = tuple[int, int]
@@ -263,9 +271,15 @@ class Facts(FactTable, frozen=True):
         """True if the reasons why rules cannot be reached were checked on this version."""
         return self.exact and bool(self.unreachable)
 
-    def find_design(self, place: str) -> DesignedBranch | None:
-        """Return the branch by design that a place, a ``file:function``, belongs to; None if it belongs to none."""
-        return next((branch for branch in self.by_design if place in branch.places), None)
+    def find_designs(self, places: Collection[str], *, of_values: bool) -> tuple[DesignedBranch, ...]:
+        """Return the branches by design that hold these places, each a ``file:function``; none if a place has none.
+
+        A check that is left out explains no difference ``of_values``: these branches are not among the result there.
+        """
+        if not all(any(branch.holds(place) for branch in self.by_design) for place in places):
+            return ()
+        held = [branch for branch in self.by_design if any(map(branch.holds, places))]
+        return tuple(branch for branch in held if not (of_values and branch.checks))
 
     def find_reason(
         self, stage: str, name: str, device: str, switched_on: frozenset[str] | None = None

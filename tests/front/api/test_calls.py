@@ -105,6 +105,36 @@ def test_a_local_function_goes_with_its_closure(tmp_path):
     assert torch.equal(call.target(*call.arguments.args), torch.ones(3))
 
 
+class Step:
+    """A step whose optimizer has a hook, and one that needs what its own ``__getstate__`` leaves out."""
+
+    def __init__(self) -> None:
+        self.weight = nn.Parameter(torch.ones(2))
+        self.optimizer = torch.optim.SGD([self.weight], lr=1.0)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
+        self.searching = torch.optim.LBFGS([self.weight], max_iter=1)
+        self.optimizer.register_step_pre_hook(self.clip)
+
+    def clip(self, *_: object) -> None:
+        nn.utils.clip_grad_value_([self.weight], 0.5)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.weight.grad = x.clone()
+        self.optimizer.step()
+        self.scheduler.step()
+        self.searching.step(lambda: self.weight.sum())
+        return self.weight.detach().clone()
+
+
+def test_optimizers_go_with_their_hooks_and_schedulers(tmp_path):
+    step, x = Step(), torch.ones(2)
+    call = sent(tmp_path, step, x)
+    assert torch.equal(call.target(x), torch.zeros(2)) and torch.equal(step(x), torch.zeros(2))  # -0.5 each, clipped
+    copy = call.target
+    assert copy.scheduler.optimizer is copy.optimizer and copy.optimizer.param_groups[0]["params"][0] is copy.weight
+    assert copy.optimizer._opt_called and copy.optimizer.param_groups[0]["lr"] == step.optimizer.param_groups[0]["lr"]
+
+
 def test_operators_go_by_name(tmp_path):
     operators = torch.ops, torch.ops.aten, torch.ops.aten.mul, torch.ops.aten.mul.Tensor
     call = sent(tmp_path, lambda x: (x, operators), torch.ones(2))

@@ -13,7 +13,7 @@ from torch import nn
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 3))
-optimizer = torch.optim.{optimizer}(model.parameters(), lr=1e-2)
+optimizer = torch.optim.{optimizer}(model.parameters(), lr=1e-2{settings})
 
 
 @torch.compile
@@ -37,10 +37,18 @@ lowering.lowerings[torch.ops.aten.tanh.default] = lambda x: lowering.mul(tanh(x)
 """
 
 
+SCALED = (
+    STEP.replace("@torch.compile", 'scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)\n\n\n@torch.compile')
+    .replace("loss.backward()", "scaler.scale(loss).backward()")
+    .replace("optimizer.step()", "scaler.step(optimizer)\n    scaler.update()")
+)
+
+
 @pytest.fixture
 def judged(write_case, capsys):
-    def judge(optimizer: str, *options: str):
-        status = call("triage", write_case(STEP.format(optimizer=optimizer)), "--json", *options)
+    def judge(optimizer: str, *options: str, script: str = STEP, settings: str = ""):
+        path = write_case(script.format(optimizer=optimizer, settings=settings))
+        status = call("triage", path, "--json", *options)
         return status, json.loads(capsys.readouterr().out)
 
     return judge
@@ -51,8 +59,8 @@ def test_a_bias_correction_in_float32_is_by_design(judged):
     culprit = report["culprit"]
     assert (status, report["verdict"], report["is_bug"]) == (0, "by_design", False)
     assert (report["severity"], report["confidence"], report["signature"]) == ("by_design", "high", None)
-    assert (culprit["stage"], culprit["source"], culprit["necessary"]) == ("dynamo", "torch/optim/optimizer.py", True)
-    assert culprit["rewrite"] == "_get_value" and culprit["details"]["design_source"].startswith("torch/optim/")
+    assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("dynamo", "_set_capturable", True)
+    assert culprit["source"].startswith("torch/_dynamo/") and "capturable" in culprit["details"]["design_source"]
     assert f"{culprit['source']}:{culprit['line']}" in report["detail"] and "of that change" in report["detail"]
 
 
@@ -60,6 +68,33 @@ def test_a_bias_correction_in_float32_is_by_design(judged):
 def test_it_counts_where_that_is_asked_for(judged):
     assert judged("NAdam", "--fail-on", "by_design")[0] == 1
     assert judged("NAdam", "--fail-on", "accepts_invalid")[0] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["Adadelta", "NAdam"])
+def test_a_check_that_compiled_steps_leave_out_is_by_design(judged, optimizer):
+    status, report = judged(optimizer, settings=", capturable=True, foreach=True")
+    culprit = report["culprit"]
+    assert (status, report["verdict"], report["confidence"]) == (0, "by_design", "high")
+    assert (culprit["source"], culprit["rewrite"]) == (
+        f"torch/optim/{optimizer.lower()}.py",
+        f"_multi_tensor_{optimizer.lower()}",
+    )
+    assert "capturable" in culprit["details"]["design_source"] and "eager raises AssertionError" in report["detail"]
+
+
+@pytest.mark.slow
+def test_a_branch_that_eager_mode_cannot_take_without_its_setting_is_by_design(judged):
+    status, report = judged("Adamax", settings=", foreach=True")
+    assert status == 0 and report["verdict"] in ("by_design", "rounding")
+    assert report["verdict"] == "rounding" or report["culprit"]["rewrite"] == "_set_capturable"
+
+
+@pytest.mark.slow
+def test_gradients_that_are_scaled_have_a_reference_in_float64(judged):
+    status, report = judged("SGD", script=SCALED)
+    assert status == 0 and report["verdict"] in ("equal", "rounding")
+    assert report["confidence"] == "high" and not any("no float64 reference" in x for x in report["evidence"]["notes"])
 
 
 @pytest.mark.slow
