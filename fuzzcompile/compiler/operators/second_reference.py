@@ -220,8 +220,9 @@ class NativeCheck(OperatorMode):  # type: ignore[no-untyped-call]
         generator, spread = torch.Generator().manual_seed(0), 0.0
 
         def move(x: torch.Tensor) -> torch.Tensor:
-            draw = torch.rand(x.shape, generator=generator) * 2 - 1 if x.is_floating_point() else None
-            return x if draw is None else x * (1 + eps * draw).to(x.dtype)
+            if not (x.is_floating_point() or x.is_complex()):
+                return x
+            return x * (1 + eps * (torch.rand(x.shape, generator=generator) * 2 - 1)).to(x.dtype)
 
         for _ in NOISE_SEEDS:
             moved = pytree.tree_map_only(torch.Tensor, move, _widen(given))
