@@ -272,6 +272,14 @@ class _Texts:
             f"model, {inputs} = model.{conversion}, {converted}" if self.probe.is_module else f"{inputs} = {converted}"
         )
 
+    @property
+    def laid_out(self) -> str:
+        """The statement that gives the other opinions contiguous inputs, as they may call the same kernel; or empty."""
+        strided = any(not x.is_contiguous() for x in self.probe.tensor_inputs if x.layout == torch.strided)
+        if not (strided and self.plan.eager_is_wrong and self.settings.path == EAGER):
+            return ""
+        return f"{'calls' if self.plan.calls else 'inputs'} = {self._convert('x.contiguous()', floating=False)}"
+
     def _convert(self, tensor: str, *, floating: bool = True) -> str:
         tensors, arguments = self.probe.tensor_inputs, self.probe.inputs[0]
         if self.plan.with_backward and any(x.requires_grad for x in tensors):

@@ -10,9 +10,12 @@ import pytest
 import torch
 
 import fuzzcompile
+from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.model.judge_task import JudgeTask
+from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.programs.scripts.clean_process import run_alone
 from fuzzcompile.programs.scripts.issue_script import build_issue_script
-from fuzzcompile.programs.scripts.reproducer import choose_script
+from fuzzcompile.programs.scripts.reproducer import build_reproducer, choose_script
 
 pytestmark = pytest.mark.slow
 
@@ -181,3 +184,22 @@ def test_a_kernel_that_misreads_a_layout_is_called_on_its_own():
     registered = WRONG_KERNEL[: WRONG_KERNEL.index("def program")]
     assert "AssertionError" in run_alone(registered + script).output
     assert run_alone(script).status == 0
+
+
+@pytest.mark.skipif(not torch.__version__.startswith(("2.13.", "2.15.")), reason="the kernel of these torches")
+def test_a_kernel_that_the_compiler_calls_too_is_held_against_contiguous_inputs(write_case):
+    """The compiled program, and float64, read the median of an expanded tensor from the same wrong places."""
+    source = """import torch
+
+def program(x):
+    return torch.median(x, 0).values
+
+def make():
+    return program, (torch.arange(60.0).view(20, 3)[4:5].expand(4, 3),)
+
+PATH = "eager"
+"""
+    found = triage(load_case(write_case(source)), torch.device("cpu"), JudgeTask()).to_json()
+    answer = run_alone(build_reproducer(source, found))
+    assert (found["verdict"], answer.status) == ("eager_wrong", 1)
+    assert "BUG: eager is wrong" in answer.output
