@@ -48,7 +48,7 @@ _MODELS = (
     ("nn.Embedding(20, 8, sparse=True)", "torch.randint(20, (4, 16)).unbind()"),
 )
 _WITH_BUFFERS = (
-    "nn.Sequential(nn.Linear(8, 12, bias=False), nn.BatchNorm1d(12), nn.Linear(12, 4, bias=False))",
+    "nn.Sequential(nn.Linear(8, 12, bias=False), nn.BatchNorm1d(12), nn.Tanh(), nn.Linear(12, 4))",
     "torch.randn(4, 16, 8).unbind()",
 )
 _STEP = ["optimizer.zero_grad()", "loss = model(x).square().mean()", "loss.backward()"]
