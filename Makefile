@@ -1,6 +1,9 @@
 # Every target installs what it needs into .venv first.
 PYTHON ?= python3
 BUDGET ?= 5m
+# The extras of the environment, and the tests of `make slow`.
+EXTRAS ?= dev
+TESTS ?= tests
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -9,7 +12,20 @@ TORCH ?= 2.15.0
 OTHER := .venv-$(TORCH)
 OTHER_STAMP := $(OTHER)/.installed
 
-.PHONY: fuzz test slow lint doctor docs reports compat clean
+# The oldest dependencies that pyproject.toml allows, for `make lower-bounds`.
+LOWER := .venv-lower
+LOWER_STAMP := $(LOWER)/.installed
+# What uses each of them. The wheel (build, hatchling), the notebook (nbclient, ipykernel) and the browser are slow tests.
+USING := tests/analyses/profile/test_recording.py tests/compiler/target/interpreted tests/corpus/replay/test_environments.py \
+	tests/corpus/shared/test_passwords.py \
+	tests/corpus/test_corpus_durability.py tests/corpus/test_corpus_import.py tests/corpus/test_corpus_outages.py \
+	tests/corpus/test_corpus_schema.py tests/deploy tests/docs tests/front/api tests/front/cli/test_completion.py \
+	tests/front/cli/test_corpus_lists.py tests/front/cli/test_front_door.py tests/front/cli/test_import_limits.py \
+	tests/fuzz/cluster tests/fuzz/generation/test_generation_cases.py tests/fuzz/generation/test_rendering.py \
+	tests/fuzz/models tests/fuzz/opinfo/test_sweep.py tests/model tests/report tests/run/execution tests/tools
+USING_SLOWLY := tests/front/api/test_in_projects.py::test_a_notebook_shows_reports tests/packaging tests/report/pages/test_in_a_browser.py
+
+.PHONY: fuzz test slow lint doctor docs reports compat lower-bounds clean
 
 fuzz: $(STAMP) ## A short campaign on the device that is there
 	$(BIN)/fuzzcompile run --budget $(BUDGET)
@@ -17,8 +33,8 @@ fuzz: $(STAMP) ## A short campaign on the device that is there
 test: lint ## What every change must pass: formatter, linter, type checker, and the tests without the slow ones
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
-slow: $(STAMP) ## The tests that take minutes
-	$(BIN)/python -m pytest -m slow
+slow: $(STAMP) ## The tests that take minutes (TESTS="tests/corpus" for some of them)
+	$(BIN)/python -m pytest -m slow $(TESTS)
 
 lint: $(STAMP) ## Formatter, linter, type checker, the measures of language and rooms, and the schema of the report
 	$(BIN)/ruff format --check .
@@ -42,6 +58,19 @@ compat: $(OTHER_STAMP) ## Conformance suite and known issues on another torch: m
 	CUDA_VISIBLE_DEVICES= TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/$(OTHER)/kernels $(OTHER)/bin/python -m pytest -p no:cacheprovider tests/compiler/conformance tests/test_known_issues.py
 	CUDA_VISIBLE_DEVICES= $(OTHER)/bin/fuzzcompile doctor --device cpu
 
+lower-bounds: $(LOWER_STAMP) ## Tests of what uses a dependency, with the oldest that pyproject.toml allows of each
+	$(LOWER)/bin/python -m pytest -p no:cacheprovider -m "not slow" $(USING)
+	$(LOWER)/bin/python -m pytest -p no:cacheprovider -m slow $(USING_SLOWLY)
+	$(LOWER)/bin/ruff format --check .
+	$(LOWER)/bin/ruff check .
+
+# With Python 3.11: for later ones, some of these versions have no wheel.
+$(LOWER_STAMP): pyproject.toml constraints.txt tools/lower_bounds.py
+	test -x $(LOWER)/bin/python || $(PYTHON) -m venv $(LOWER)
+	$(PYTHON) tools/lower_bounds.py > $(LOWER)/constraints.txt
+	$(LOWER)/bin/python -m pip install --quiet -c $(LOWER)/constraints.txt -e '.[dev,browser,timm]'
+	touch $@
+
 # The CPU build if the index has one; otherwise its default build, which on Linux is a CUDA build of 3 to 8 GB that also
 # runs without a GPU. constraints.txt pins another torch, so the other packages come unpinned. torch comes last once more,
 # in case that it is newer than pyproject.toml allows: pip then warns, and `doctor` lists the hooks that fail.
@@ -57,7 +86,7 @@ $(OTHER_STAMP): pyproject.toml
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fuzzcompile needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
 
 clean:

@@ -35,6 +35,7 @@ from recalling.answers import Answer, read_answers
 from recalling.fresh import Fresh
 from recalling.hunting import Plan, hunt
 from recalling.places import MUTATED_STAGES, stage_of_files
+from recalling.reading import Reading
 from recalling.sampling import Site, reach, sampled, sites
 from recalling.survey import Survey, Unjudged, drawn
 from recalling.table import report_of
@@ -68,7 +69,8 @@ def main() -> None:
         hunting.run(given.mutants, given.workers, given.stages, only)
     beside = {name: _tried(Path(path)) for name, _, path in (pair.partition("=") for pair in given.beside)}
     reaching = reach(stages, survey.probes, possible, reached)
-    text = report_of(read_answers(answers), reaching, survey.pool, _reasons(given.reasons), beside)
+    reading = Reading.of(given.read)
+    text = report_of(read_answers(answers), reaching, survey.pool, _reasons(given.reasons), beside, reading)
     (given.report or given.state / "report.md").write_text(text, encoding="utf-8")
     print(text)
 
@@ -86,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sources", type=Path, help='cases as JSON lines, {"source": ...}')
     parser.add_argument("--state", type=Path, default=Path("recall-state"), help="the folder of what was judged")
     parser.add_argument("--reasons", type=Path, default=Path(__file__).with_name("recall_reasons.json"))
+    parser.add_argument("--read", type=Path, default=Path(__file__).with_name("recall_read.json"))
     parser.add_argument("--report", type=Path, help="only write the report of what was judged")
     parser.add_argument("--only", nargs="+", metavar="ID", help="hunt these mutants, even if they were hunted")
     parser.add_argument("--like", type=Path, metavar="ANSWERS", help="hunt the mutants of this file, to compare")

@@ -1,17 +1,24 @@
 """Which side is told to be wrong: the same faults planted in eager mode's kernels and in the compiler.
 
     python bench/sides.py [--price 20]
+    python bench/sides.py --mended
+    python bench/sides.py --known STATE [--limit 120]
 
 Of each operator of `plants.sides`, once the CPU kernel and once the decomposition or lowering returns a result that is
 5 % off. ``told``: the answer names the side; ``named``: the operator too. An operator whose compiled form calls the
 eager kernel shows nothing when that is wrong; it is counted apart. ``price`` is the processor time of a triage with the
 side in units of one without, for clean programs and for those with a fault, taking turns.
+
+``--mended``: faults of eager mode that torch has mended (`plants.mended`), beside the compiled program and in eager
+mode alone. ``--known``: the side on public issues, the committed corpus and bugs planted in the compiler
+(`known_sides`); what STATE holds is not judged again.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +27,9 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from known_sides import format_known, judge_known, read_state
+from plants.mended import FAULTS as MENDED
+from plants.mended import MendedFault
 from plants.sides import FAULTS, SharedFault, compiler_fault, eager_fault, write_program
 
 from fuzzcompile.diagnosis import engine
@@ -36,8 +46,19 @@ def main() -> None:
     """Plant, judge and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--price", type=int, default=10, help="programs whose price is measured")
+    parser.add_argument("--mended", action="store_true", help="faults that torch has mended, and nothing else")
+    parser.add_argument("--known", type=Path, metavar="STATE", help="known cases, and nothing else")
+    parser.add_argument("--limit", type=float, default=120, help="seconds for a known case")
     options = parser.parse_args()
     print(f"torch {torch.__version__}, {describe_environment(resolve_device('cpu'), None).get('cpu')}\n")
+    if options.known is not None:
+        for side in judge_known(options.known, options.limit):
+            print(f"{side.case}: {side.verdict}, {side.wrong}", file=sys.stderr)
+        print(format_known(read_state(options.known)))
+        return
+    if options.mended:
+        print_mended()
+        return
     print("| side at fault | planted | shown | told | named | wrong side, high confidence | undecided |")
     print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
@@ -76,6 +97,39 @@ def measure_price(folder: Path, plant: Plant, count: int) -> Iterator[float]:
                     _judge(folder, fault)
                 spent[looked] += time.process_time() - start
         yield spent[True] / spent[False]
+
+
+def print_mended() -> None:
+    """The answers on faults that torch has mended: beside the compiled program, and on eager mode alone."""
+    print("| pull request | mended in | what | circumstance | here | beside compiled | eager alone |")
+    print("|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        for fault in MENDED:
+            forms = [("there already" if fault.plant is None else "put back", fault.install)]
+            forms += [] if fault.apart is None else [("put back for eager mode alone", fault.apart)]
+            for form, plant in forms:
+                told = [
+                    _word_answer(_judge_mended(Path(folder), fault, plant, alone), fault) for alone in (False, True)
+                ]
+                cells = (f"#{fault.number}", fault.mended, f"{fault.where}: {fault.operator}", fault.circumstance, form)
+                print("| " + " | ".join((*cells, *told)) + " |", flush=True)
+
+
+def _judge_mended(
+    folder: Path, fault: MendedFault, plant: Callable[[], AbstractContextManager[object]], alone: bool
+) -> TriageReport:
+    path = folder / "case.py"
+    path.write_text(fault.write_program() + ('\n\nPATH = "eager"\n' if alone else ""), encoding="utf-8")
+    with plant():
+        return engine.triage(load_case(path), CPU)
+
+
+def _word_answer(answer: TriageReport, fault: MendedFault) -> str:
+    if not answer.is_bug:
+        return f"{answer.verdict.value}: nothing shows"
+    culprit = answer.attribution.culprit
+    named = culprit is not None and culprit.stage == "aten" and culprit.rewrite == fault.operator
+    return f"{answer.verdict.value}, {answer.wrong}, {answer.confidence}" + (", named" if named else "")
 
 
 def _judge(folder: Path, fault: SharedFault) -> TriageReport:

@@ -15,6 +15,7 @@ from recalling.code_replacement import replace_code
 from recalling.mutation import Mutation
 from recalling.naming import named
 from recalling.operators import mutations_of
+from recalling.reading import Reading, estimate, plausible_totals, section
 from recalling.sampling import Site, sampled, sites
 from torch._inductor.codegen import cpp_utils
 
@@ -181,3 +182,28 @@ def test_a_mutant_is_hunted_and_not_hunted_again(tmp_path):
     assert stored.stage == "lowering"
     assert stored.tried
     assert f"| {stored.of.id} |" in ended.stdout
+
+
+def unchanged(place: str) -> Answer:
+    mutation = Mutation("torch/a.py", place, (1, 2), (1, 0), (1, 4), "negated", "a", "not a")
+    return Answer({**vars(mutation), "after": place}, "lowering", outcome="no change")
+
+
+def test_totals_that_a_draw_allows():
+    assert plausible_totals(8, 30, 107) == (16, 46)
+    assert plausible_totals(3, 10, 10) == (3, 3), "all were read"
+
+
+def test_mutants_without_a_change_are_estimated_from_those_that_were_read():
+    rows = [unchanged(f"f{number}") for number in range(4)]
+    found = Answer(rows[0].mutation | {"after": "g"}, "lowering", outcome="found")
+    first, second = (row.of.id for row in rows[:2])
+    reading = Reading(30, {second: "changed", first: "none"})
+    text = "\n".join(estimate([*rows, found], reading))
+    assert "2 of the 4 without a change" in text and "1 change what" in text
+    assert "some 2 of the 4 do (95 %: 1 to 3)" in text
+    assert "1 of 3 (33%; 95 %: 25% to 50%) silent" in text
+    table = [line for line in section([*rows, found], reading, {first: "As before."}) if line.startswith("| ")]
+    assert [line.split(" | ")[0][2:] for line in table[1:]] == [second, first], "in the order of the draw"
+    assert table[2].endswith("| none | As before. |")
+    assert not list(estimate(rows, Reading(0, {})))

@@ -1,4 +1,4 @@
-"""Torch's own Python that asks whether it is being compiled: eager mode on the paths that compiled programs take.
+"""Python that asks whether it is being compiled: eager mode on the paths that compiled programs take.
 
 ``torch.compiler.is_compiling()`` returns a flag of that module. In its place stands an object here whose truth depends
 on the code that asks, so that single branches can be switched.
@@ -20,24 +20,23 @@ from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from fuzzcompile.compiler.watch.rule_labels import find_source, shorten_file
-from fuzzcompile.compiler.watch.torch_patch import Attribute
-
-
-class _Flag(Attribute):
-    def __init__(self, name: str) -> None:
-        self.module, self.attribute = "torch.compiler", name
-
-
-# What is_compiling() and is_exporting() return.
-_COMPILING, _EXPORTING = _Flag("_is_compiling_flag"), _Flag("_is_exporting_flag")
+from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
 
 class AskingPlace(NamedTuple):
-    """A line of torch that branches on whether it is compiled: its file, relative to the folder that holds torch."""
+    """A line that branches on whether it is compiled, of torch or of a program.
+
+    The ``file`` of a package stands relative to the folder that holds torch, of any other its name does.
+    """
 
     file: str
     line: int
     function: str
+
+    @property
+    def is_of_torch(self) -> bool:
+        """Return whether torch itself asks there, and not the program or a library that it uses."""
+        return self.file.startswith("torch/")
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} ({self.function})"
@@ -58,24 +57,24 @@ class _Asked:
 
 
 def _find_place(frame: FrameType | None) -> AskingPlace | None:
-    """The place that asks if it is torch's, outside of its private packages, which hold the compiler."""
-    while frame is not None and frame.f_code.co_filename == torch.compiler.__file__:
+    """The place that asks, outside of torch's private packages, which hold the compiler."""
+    while frame is not None and frame.f_code.co_name.endswith("_compiling"):  # another name for the same question
         frame = frame.f_back
-    file = "" if frame is None else shorten_file(frame.f_code.co_filename)
-    if frame is None or not file.startswith("torch/") or file.startswith("torch/_"):
+    if frame is None:
         return None
-    return AskingPlace(file, frame.f_lineno, frame.f_code.co_name)
+    place = AskingPlace(shorten_file(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name)
+    return None if place.file.startswith("torch/_") else place
 
 
 @contextlib.contextmanager
 def pretend_compiling(only: Collection[AskingPlace] | None = None) -> Iterator[Collection[AskingPlace]]:
-    """Let torch's Python take the branches of compiled programs in this block, all of them or only those of places.
+    """Let Python take the branches of compiled programs in this block, all of them or only those of places.
 
     Yields:
         The places that have asked so far, in their order.
     """
     asked = _Asked(only)
-    with _COMPILING.replace(asked), _set_capturable(asked):
+    with COMPILING.replace(asked), _set_capturable(asked):
         yield asked.places.keys()
 
 
@@ -109,5 +108,16 @@ def _set_capturable(asked: _Asked) -> Iterator[None]:
 @contextlib.contextmanager
 def pretend_tracing() -> Iterator[None]:
     """Let all Python hear that it is compiled, and exported, in this block."""
-    with _COMPILING.replace(True), _EXPORTING.replace(True):
+    with COMPILING.replace(True), EXPORTING.replace(True):
         yield
+
+
+def _probe_flags() -> str | None:
+    with pretend_tracing():
+        heard = torch.compiler.is_compiling() and torch.compiler.is_exporting()
+    return None if heard else "torch.compiler does not return it"
+
+
+# What is_compiling() and is_exporting() return.
+COMPILING = ReplacedAttribute("torch.compiler", "_is_compiling_flag", probe=_probe_flags)
+EXPORTING = ReplacedAttribute("torch.compiler", "_is_exporting_flag", probe=_probe_flags)

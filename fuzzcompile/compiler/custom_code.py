@@ -30,6 +30,7 @@ from fuzzcompile.model.errors import UsageError, describe_error
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import LOWERING, POST_GRAD, PRE_GRAD
 from fuzzcompile.run.case import CompileSettings
+from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
 # Import of what a user's ``module:attribute`` names.
 
@@ -127,11 +128,19 @@ def _record_examples() -> Iterator[None]:
             _examples.update({id(entry): (entry, example) for entry in new})
         return result
 
-    vars(pattern_matcher)["register_replacement"] = register
-    try:
+    with REGISTRATION.replace(register):
         yield
-    finally:
-        vars(pattern_matcher)["register_replacement"] = original
+
+
+def _probe_registration() -> str | None:
+    table = PatternMatcherPass()
+    with _record_examples():
+        arguments = [torch.ones(1)], pattern_matcher.fwd_only, table
+        pattern_matcher.register_replacement(lambda x: torch.sin(x) + 1, torch.cos, *arguments)
+    return None if all(map(find_example, list_entries([table]))) else "its arguments are not noted"
+
+
+REGISTRATION = ReplacedAttribute("torch._inductor.pattern_matcher", "register_replacement", probe=_probe_registration)
 
 
 def _list_table_entries(tables: Any) -> list[object]:

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from fuzzcompile.compiler.graph_replay import GraphReplayer
-from fuzzcompile.compiler.watch.ledger import Snapshot
+from fuzzcompile.compiler.watch.ledger import Snapshot, note_early_end
 from fuzzcompile.model.facts import facts
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.device import seed_everything
@@ -72,7 +72,8 @@ def visit_nodes(
 ) -> None:
     """Run a graph on copies of ``inputs`` as far as it goes; ``visit`` is called in place of each node."""
     replayer = GraphReplayer(snapshot, on_node=lambda node, run: visit(replayer, node, run))
-    with torch.set_grad_enabled(grad), leave_transforms(), contextlib.suppress(Exception):
+    ending = note_early_end("walk along a graph", "calls behind the operator that raised")
+    with torch.set_grad_enabled(grad), leave_transforms(), ending:
         replayer.run(*copy_tree(list(inputs)))
 
 

@@ -14,9 +14,10 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from fuzzcompile.compiler.operators.operator_application import is_drawing
 from fuzzcompile.compiler.target.graph_placement import CpuMode, call_on_cpu, replace_devices
 from fuzzcompile.compiler.target.target_process import current_target
-from fuzzcompile.compiler.watch.ledger import Snapshot, is_lowering_handler
+from fuzzcompile.compiler.watch.ledger import Snapshot, is_lowering_handler, note_early_end
 from fuzzcompile.model.facts import facts
 from fuzzcompile.run.arithmetic_modes import Float64Mode, UlpNoise
 from fuzzcompile.run.case_program import Float64Stream, is_large, is_streamed, unstream
@@ -55,8 +56,6 @@ def _find_origin(node: fx.Node) -> fx.Node:
 
 
 _REPLAY_SEED = 11
-# Arguments that switch off what a fused random operator draws, where they are 0 or False.
-_SWITCHES = ("dropout_p", "dropout", "training")
 
 
 class NotReplayable(Exception):
@@ -169,7 +168,8 @@ def compute_values(
 
     arguments = copy_tree(list(inputs), double=double)  # not under noise, which would move what is copied
     # Whatever ends the run, the values up to there are the answer.
-    with torch.no_grad(), _enter_modes(double, noise_seed), contextlib.suppress(Exception):
+    ending = note_early_end("replay of a graph", "values behind the operator that raised")
+    with torch.no_grad(), _enter_modes(double, noise_seed), ending:
         GraphReplayer(snapshot, on_node=keep).run(*arguments)
     return values
 
@@ -233,11 +233,7 @@ def _is_drawing(node: fx.Node) -> bool:
     operator = node.target if isinstance(node.target, torch._ops.OpOverload) else _find_namesake(name)
     if operator is None or torch.Tag.nondeterministic_seeded not in operator.tags:
         return name in facts().operators.drawing_untagged
-    for position, argument in enumerate(operator._schema.arguments):
-        given = node.args[position] if position < len(node.args) else argument.default_value
-        if argument.name in _SWITCHES and node.kwargs.get(argument.name, given) in (0, False):
-            return False
-    return True
+    return is_drawing(operator, node.args, node.kwargs)
 
 
 @functools.cache

@@ -23,6 +23,7 @@ from fuzzcompile.compiler.watch.rule_labels import explain_refusals, get_base_na
 from fuzzcompile.model.errors import UsageError, describe_error
 from fuzzcompile.model.focus_plan import FocusObservation, FocusWatch, Span
 from fuzzcompile.run.pool.worker import get_current_device, say
+from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
 ROOT = Path(torch.__file__).resolve().parent.parent
 """The folder that files of the compiler are named from: `torch/_inductor/ir.py`."""
@@ -30,6 +31,13 @@ ROOT = Path(torch.__file__).resolve().parent.parent
 Position = tuple[int, int]
 """A line, from 1, and a column in bytes, from 0."""
 Transform = Callable[[ast.Module], ast.Module]
+
+
+CODE = ReplacedAttribute(
+    "types",
+    "FunctionType.__code__",
+    unprobed="It is Python's own, and functions whose code is not exchanged are listed.",
+)
 
 
 @dataclass
@@ -45,12 +53,12 @@ class FunctionExchange:
     def install(self) -> None:
         """Give every function the changed code."""
         for function, _, changed in self.exchanged:
-            function.__code__ = changed
+            CODE.put(changed, function)
 
     def remove(self) -> None:
         """Give every function its own code back."""
         for function, own, _ in self.exchanged:
-            function.__code__ = own
+            CODE.put(own, function)
 
 
 def recompile_file(file: str, change: Transform, constants: Mapping[str, object] | None = None) -> FunctionExchange:

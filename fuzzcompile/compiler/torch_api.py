@@ -15,6 +15,7 @@ from torch import nn
 from fuzzcompile.compiler.torch_config import CONFIGS, load_config
 from fuzzcompile.compiler.watch.torch_patch import Function
 from fuzzcompile.run.case import CompileSettings
+from fuzzcompile.run.torch_attributes import FAMILY, ReplacedAttribute
 
 AnyCallable: TypeAlias = Callable[..., object]
 
@@ -80,20 +81,49 @@ def _find_compiled_call(value: object) -> object:
     return vars(value).get("_compiled_call_impl") if isinstance(value, nn.Module) else None
 
 
-# The older way into the compiler, ``torch._dynamo.optimize``, and what a program sets in its configs.
+# What scripts call of torch, replaced while they run, and what a program sets in the compiler's configs.
+
+CUDA = ReplacedAttribute(
+    "torch.cuda",
+    FAMILY,
+    unprobed="Without a GPU, a script alone calls the stand-ins; those for what is missing are left out.",
+)
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
+_TAKEN = {"model", "backend", "options", "mode", "dynamic", "fullgraph", "disable"}
+
+
+def _probe_compile() -> str | None:
+    lacking = _TAKEN - inspect.signature(torch.compile).parameters.keys()
+    return f"takes no {', '.join(sorted(lacking))}" if lacking else None
+
+
+def _probe_backward() -> str | None:
+    called: list[object] = []
+    with BACKWARD.replace(lambda tensors, *args, **kwargs: called.append(tensors)):
+        torch.ones(1, requires_grad=True).backward()  # type: ignore[no-untyped-call]
+    return None if called else "the method of tensors does not call it"
+
+
+COMPILE = ReplacedAttribute("torch", "compile", probe=_probe_compile)
+BACKWARD = ReplacedAttribute("torch.autograd", "backward", probe=_probe_backward)
+OPTIMIZE = tuple(
+    ReplacedAttribute("torch._dynamo", name, unprobed="Only old scripts call it; a torch without it needs nothing.")
+    for name in ("optimize", "optimize_assert")
+)
+
+
 @contextlib.contextmanager
-def replace_optimize(replacement: Function) -> Iterator[None]:
-    """Have ``torch._dynamo.optimize`` and ``optimize_assert`` call ``replacement`` inside the block."""
-    present = {name: value for name, value in vars(torch._dynamo).items() if name in ("optimize", "optimize_assert")}
-    vars(torch._dynamo).update(dict.fromkeys(present, replacement))
-    try:
+def replace_compile(compile_: Function, optimize: Function) -> Iterator[None]:
+    """Have ``torch.compile``, and ``torch._dynamo.optimize`` with its kin, call these inside the block."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(COMPILE.replace(compile_))
+        for place in OPTIMIZE:
+            if place.check_place() is None:
+                stack.enter_context(place.replace(optimize))
         yield
-    finally:
-        vars(torch._dynamo).update(present)
 
 
 def skip_tracing(function: Callable[..., object]) -> None:

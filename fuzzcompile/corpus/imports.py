@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from pathlib import Path, PurePath, PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -46,16 +47,17 @@ if TYPE_CHECKING:
     from fuzzcompile.model.contract import ReportJson
 
 
-# A finding and its sources are some hundred kilobytes.
+# Of a download, and of each file of an export, in a folder or a zip: a finding has some hundred kilobytes.
 MOST_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
 class Export:
-    """The files of one exported finding; ``name`` is where they lie."""
+    """The files of one exported finding; ``name`` is where they lie, ``unfit`` why they are not read."""
 
     name: str
     files: Mapping[str, bytes]
+    unfit: str = ""
 
 
 # The signature of a finding where it comes from, and that of the finding of which it is a duplicate.
@@ -76,30 +78,71 @@ class Arrived:
     merged: tuple[str, ...] = ()
 
 
+def describe_excess(name: str) -> str:
+    """Return the beginning of the sentence on a file that is too large to import."""
+    return f"{name} has more than {MOST_BYTES >> 20} MiB"
+
+
 def exports_in_folder(folder: Path) -> Iterator[Export]:
-    """Every export in a folder or below it, in the order of their paths."""
+    """Every export in a folder or below it, in the order of their paths; symbolic links are not followed."""
     for path in sorted(folder.rglob(REPORT_FILE)):
-        beside = {name: path.with_name(name) for name in (REPORT_FILE, *SOURCE_FILES)}
-        try:
-            files = {name: file.read_bytes() for name, file in beside.items() if file.is_file()}
-        except OSError:
-            files = {}
-        yield Export(str(path.parent), files)
+        yield _read_export(path.parent, _read_file)
 
 
 def exports_in_zip(archive: zipfile.ZipFile) -> Iterator[Export]:
     """Every export in an archive, in the order of their paths; nothing is unpacked onto the disk."""
-    members = {info.filename: info for info in archive.infolist() if info.file_size <= MOST_BYTES}
-    for name in sorted(members):
-        path = PurePosixPath(name)
-        if path.name != REPORT_FILE:
-            continue
-        beside = {file: members.get(str(path.with_name(file))) for file in (REPORT_FILE, *SOURCE_FILES)}
-        try:
-            files = {file: archive.read(info) for file, info in beside.items() if info is not None}
-        except (zipfile.BadZipFile, zlib.error, RuntimeError):  # damaged, encrypted, or packed in an unknown way
-            files = {}
-        yield Export(str(path.parent), files)
+    members = {info.filename: info for info in archive.infolist()}
+    for path in map(PurePosixPath, sorted(members)):
+        if path.name == REPORT_FILE:
+            yield _read_export(path.parent, lambda file: _read_member(archive, members.get(str(file))))
+
+
+class _Unfit(Exception):
+    """A file of an export is not to be read: the message says why, and what to do."""
+
+
+AnyPath = TypeVar("AnyPath", bound=PurePath)
+
+
+def _read_export(place: AnyPath, read: Callable[[AnyPath], bytes | None]) -> Export:
+    try:
+        found = {file: read(place / file) for file in (REPORT_FILE, *SOURCE_FILES)}
+    except _Unfit as error:
+        return Export(str(place), {}, str(error))
+    return Export(str(place), {file: data for file, data in found.items() if data is not None})
+
+
+def _read_file(path: Path) -> bytes | None:
+    """Read a file of an export; None where it has none of that name.
+
+    A link could name any file that the user can read: the corpus would show its content, and pass it on with exports.
+    """
+    try:
+        found = path.lstat()
+        if stat.S_ISLNK(found.st_mode):
+            raise _Unfit(f"{path.name} is a symbolic link: put the file itself in its place")
+        _check_size(path.name, found.st_size)
+        return path.read_bytes() if stat.S_ISREG(found.st_mode) else None
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _Unfit(f"{path.name} cannot be read ({error.strerror}): check its permissions") from error
+
+
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo | None) -> bytes | None:
+    if info is None:
+        return None
+    name = PurePosixPath(info.filename).name
+    _check_size(name, info.file_size)
+    try:
+        return archive.read(info)
+    except (zipfile.BadZipFile, zlib.error, RuntimeError) as error:  # damaged, encrypted, or packed in an unknown way
+        raise _Unfit(f"{name} cannot be unpacked ({error}): make the archive again") from error
+
+
+def _check_size(name: str, size: int) -> None:
+    if size > MOST_BYTES:
+        raise _Unfit(f"{describe_excess(name)}: export the finding again")
 
 
 def put_export(session: Session, export: Export, *, trusted: bool) -> tuple[Arrived, Duplicate]:
@@ -108,8 +151,8 @@ def put_export(session: Session, export: Export, *, trusted: bool) -> tuple[Arri
     Raises:
         ValueError: it is none, or lacks what a finding needs; the message says what.
     """
-    if not export.files:
-        raise ValueError("its files cannot be read")
+    if export.unfit:
+        raise ValueError(export.unfit)
     try:
         told: dict[str, Any] = json.loads(export.files[REPORT_FILE])
         sources = {
@@ -143,7 +186,14 @@ def put_export(session: Session, export: Export, *, trusted: bool) -> tuple[Arri
         raise ValueError(f"it has no {error.args[0]}") from error
     except UsageError as error:
         raise ValueError(str(error)) from error
-    except (TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError, ReportMalformed) as error:
+    except (
+        TypeError,
+        AttributeError,
+        RecursionError,
+        UnicodeDecodeError,
+        json.JSONDecodeError,
+        ReportMalformed,
+    ) as error:
         raise ValueError(f"its {REPORT_FILE} is not one that fuzzcompile wrote ({error})") from error
     how: Literal["new", "known"] = "new" if known is None else "known"
     arrived = Arrived(export.name, how, public_id(finding_id), _changed(told, export), tuple(map(public_id, gone)))

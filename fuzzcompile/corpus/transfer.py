@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import shutil
+import http.client
+import itertools
 import sqlite3
 import tempfile
 import urllib.error
@@ -25,7 +26,7 @@ from sqlalchemy import Connection, Engine, Row, Select, Table, bindparam, func, 
 
 from fuzzcompile.corpus.connection import connect, explained_errors, keep_trying
 from fuzzcompile.corpus.databases import is_server, reading, set_sequences, writing
-from fuzzcompile.corpus.imports import Export, exports_in_folder, exports_in_zip
+from fuzzcompile.corpus.imports import MOST_BYTES, Export, describe_excess, exports_in_folder, exports_in_zip
 from fuzzcompile.corpus.location import describe, find_file, require_file, resolve
 from fuzzcompile.corpus.maintenance import COPYING, HEAD, bring_up_to_date, make_anew, read_state, restamp
 from fuzzcompile.corpus.models import Base, CaseRow, RunRow
@@ -33,6 +34,7 @@ from fuzzcompile.corpus.records import CorpusError
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.hints import format_command
+from fuzzcompile.model.privacy import strip_password
 from fuzzcompile.model.settings import FILE_NAME, read_settings
 
 # Rows of one transaction: reports and sources take some ten kilobytes each.
@@ -231,9 +233,11 @@ def opened(location: str, into: Path | None) -> Iterator[Iterable[Export] | Stor
 
 def _open_path(path: Path, location: str, into: Path | None, stack: ExitStack) -> Iterable[Export] | Store:
     if path.is_dir():
-        exports, path = list(exports_in_folder(path)), path / FILE_NAME
-        if exports:
-            return exports
+        exports, path = exports_in_folder(path), path / FILE_NAME
+        if (first := next(exports, None)) is not None:
+            return itertools.chain([first], exports)
+        if path.is_symlink():
+            raise _nothing(f"{path} is a symbolic link, and links in a folder are not followed")
         if not path.is_file():
             raise _nothing(f"{location} holds no finding.json, in itself or below")
     if not path.is_file():
@@ -268,14 +272,17 @@ def _copy_source(path: Path, stack: ExitStack) -> Store:
 
 
 def _download(url: str, folder: Path) -> Path:
-    path = folder / "download"
+    path, place = folder / "download", strip_password(url)
     try:
-        with urllib.request.urlopen(url, timeout=_SECONDS) as answer, path.open("wb") as file:
-            shutil.copyfileobj(answer, file)
+        with urllib.request.urlopen(url, timeout=_SECONDS) as answer:
+            data = answer.read(MOST_BYTES + 1)  # what the answer says of its length need not be so
+        if len(data) > MOST_BYTES:
+            raise UsageError(f"{describe_excess(place)}: download it by other means, and import the file.")
+        path.write_bytes(data)
     except urllib.error.HTTPError as error:
-        raise CorpusError(f"{url} cannot be had (HTTP {error.code}): check the address.") from error
-    except (OSError, ValueError) as error:
-        raise CorpusError(f"{url} cannot be had ({error}): check the network and the address.") from error
+        raise CorpusError(f"{place} cannot be had (HTTP {error.code}): check the address.") from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise CorpusError(f"{place} cannot be had ({error}): check the network and the address.") from error
     return path
 
 

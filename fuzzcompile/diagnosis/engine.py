@@ -234,7 +234,7 @@ class JudgedTrial:
         why = None if culprit is None else culprit.details.get("design")
         if culprit is None or why is None:
             return self
-        said = f"compiled programs take another branch of torch ({culprit.source}:{culprit.line}) by design: {why}"
+        said = f"compiled programs take another branch ({culprit.source}:{culprit.line}) by design: {why}"
         if largest := measure_against_updates(self.experiments, self.trial.judgement.suspicious):
             said += f"; what the program changes in place differs by at most {largest:.1e} of that change"
         if self.decision.verdict is Verdict.ACCEPTS_INVALID:

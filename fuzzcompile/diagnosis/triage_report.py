@@ -153,7 +153,7 @@ class TriageReport:
 
     Fields that the JSON object or its evidence has too mean the same there (:mod:`fuzzcompile.model.contract`). A
     ``screened`` case was compiled without generated code; ``coverage`` counts what its compile reached; ``program`` is
-    the key of the case's program up to names, None if no cause was looked for.
+    the key of the case's program up to names and sizes, None if no cause was looked for.
     """
 
     case: str

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fuzzcompile.compiler.target.target_patches import find_missing
 from fuzzcompile.compiler.target.target_process import list_replaced
 from fuzzcompile.compiler.watch import conformance
-from fuzzcompile.compiler.watch.patch_table import PATCHES
+from fuzzcompile.compiler.watch.patch_table import PATCHES, REPLACED
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.diagnosis.worker.file_triage import triage_sources
 from fuzzcompile.model.conditions import Conditions
@@ -22,6 +21,7 @@ from fuzzcompile.model.targets import find_target
 from fuzzcompile.run.attention_backends import ask_kernels, format_kernel_table
 from fuzzcompile.run.device import describe_environment, resolve_device
 from fuzzcompile.run.subprocesses import find_cxx_compiler, find_toolchain_fault
+from fuzzcompile.run.torch_attributes import find_missing
 
 
 @dataclass(frozen=True)
@@ -119,14 +119,15 @@ def _check_torch() -> MachineCheck:
 
 
 def _check_hooks() -> MachineCheck:
-    """Try every function of torch that is replaced while a compile is watched."""
-    failed = conformance.probe_patches()
-    shows = {patch.name: patch.shows for patch in PATCHES}
-    lines = [f"{len(PATCHES) - len(failed)} of {len(PATCHES)} hold"]
+    """Try every attribute of torch that is replaced, but for those of targets."""
+    failed, lost = conformance.probe_patches(), conformance.probe_replaced()
+    shows, known = {patch.name: patch.shows for patch in PATCHES}, len(PATCHES) + len(REPLACED)
+    lines = [f"{known - len(failed) - len(lost)} of {known} hold"]
     lines += [f"{name} does not ({why}): {shows[name]} are not watched" for name, why in failed.items()]
+    lines += [f"{name} does not ({why})" for name, why in lost.items()]
     return MachineCheck(
         "hooks",
-        not failed,
+        not failed and not lost,
         "; ".join(lines),
         "This torch's internals are not those that fuzzcompile knows. Reports say what was not watched.",
         needed=len(failed) == len(PATCHES),

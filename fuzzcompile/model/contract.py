@@ -184,7 +184,7 @@ class CauseJson(TypedDict, total=False):
     """The change that makes a case pass: the nearest neighbour of the case that the compiler treats rightly."""
 
     # the cause in words that do not hang on sizes, such as ``softmax(dim)`` or ``layout``; the last part of the
-    # signature
+    # signature. ``sharing`` wherever the verdict is ``aliasing``: one place that heeds no memory is one bug
     fingerprint: str
     kind: str  # of the change: ``argument``, ``dtype``, ``layout``, ``sharing``, ``size``, ``value``, ``gradient``
     before: str  # the text that the change replaces, and what replaces it, as a user writes it

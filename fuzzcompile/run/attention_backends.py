@@ -28,6 +28,7 @@ from fuzzcompile.model.profile_contract import (
     AttentionTensorJson,
 )
 from fuzzcompile.run.device import Numerics, hold_numerics
+from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
 # By the names that users give them, in the order in which tables show them.
 KERNELS = {
@@ -220,12 +221,18 @@ def record_attention_calls() -> Iterator[list[AttentionCallJson]]:
         The calls so far, each with every kernel's answer (:func:`list_backends`).
     """
     watch = _Watch()
-    functional.scaled_dot_product_attention = watch.call_from_torch
-    try:
-        with watch:
-            yield watch.calls
-    finally:
-        functional.scaled_dot_product_attention = _SDPA
+    with ATTENTION.replace(watch.call_from_torch), watch:
+        yield watch.calls
+
+
+def _probe_attention() -> str | None:
+    x = torch.ones(2, 1, 4)
+    with record_attention_calls() as calls, torch.random.fork_rng(devices=[]):
+        torch.nn.MultiheadAttention(4, 1)(x, x, x, need_weights=False)
+    return None if calls else "multi_head_attention_forward does not call it"
+
+
+ATTENTION = ReplacedAttribute("torch.nn.functional", "scaled_dot_product_attention", probe=_probe_attention)
 
 
 def refuse_unless_usable(calls: Sequence[AttentionCallJson], name: str) -> None:

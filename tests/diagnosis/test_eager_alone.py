@@ -68,3 +68,41 @@ def test_rounding_of_long_sums_is_no_fault(judged, dtype: str):
 def test_nothing_else_can_be_compared_with(judged):
     with pytest.raises(UsageError, match="runs in eager mode alone"):
         judged("x", against="float64")
+
+
+@pytest.fixture
+def judged_case(write_case) -> Callable[[str], ReportJson]:
+    def judge(text: str) -> ReportJson:
+        return triage(load_case(write_case(text + '\n\nPATH = "eager"\n')), CPU, JudgeTask()).to_json()
+
+    return judge
+
+
+COMPLEX = """
+import torch
+BACKWARD = True
+def make():
+    torch.manual_seed(0)
+    return torch.logdet, (torch.randn(65, 65, dtype=torch.complex64, requires_grad=True),)
+"""
+MEDIAN = """
+import torch
+def make():
+    return lambda x: torch.{name}(x, 0).values, (torch.arange(60.0).view(20, 3)[4:5].expand(4, 3),)
+"""
+
+
+def test_rounding_of_complex_arguments_is_no_fault(judged_case):
+    report = judged_case(COMPLEX)
+    assert report["verdict"] in ("equal", "rounding"), report["detail"]
+
+
+@pytest.mark.skipif(not torch.__version__.startswith(("2.13.", "2.15.")), reason="the kernel of these torches")
+@pytest.mark.parametrize("name", ["median", "nanmedian"])
+def test_a_median_along_an_expanded_dimension_is_read_from_memory_beside_it(judged_case, name: str):
+    """A kernel of ATen that a sweep found: with a stride of 0 it reads past the row."""
+    report = judged_case(MEDIAN.format(name=name))
+    assert (report["verdict"], report["wrong"], report["culprit"]["rewrite"]) == (
+        "eager_wrong", "eager", f"aten.{name}.dim",
+    )  # fmt: skip
+    assert "contiguous" in str(report["workaround"])

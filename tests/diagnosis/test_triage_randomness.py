@@ -149,6 +149,23 @@ def test_clean_programs_stay_clean_under_the_compilers_own_stream(judged, progra
 
 
 @pytest.mark.slow
+def test_a_gradient_that_no_seed_moves_by_more_than_rounding_still_depends_on_the_numbers(judged):
+    """In none of eager's samples is a weight of the one row dropped whose gradient is larger than rounding."""
+    report = judged("""
+OPTIONS = {"fallback_random": False}
+BACKWARD = True
+def program(q, k, v):
+    weights = F.dropout(((q @ k.transpose(-2, -1)) * 0.3536).softmax(-1), 0.1)
+    return weights @ v
+
+def make():
+    torch.manual_seed(465019)
+    return program, tuple(torch.randn(1, 3, 2, 8, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+""")
+    assert report.verdict == "rounding"
+    assert {each.detail for each in report.comparisons} == {"random: the same distribution over seeds"}
+
+
 def test_a_wrong_pattern_that_fires_only_there_is_found_and_proved(judged):
     with planting.attention_scale(3.0):
         quick = judged(ATTENTION + TRAINED)
@@ -260,6 +277,16 @@ def test_rounding_makes_no_difference_however_regular():
 def test_constants_do_not_vary():
     assert random_streams.find_varying(runs(plain(lambda: F.relu(VALUES)))) == ()
     assert random_streams.find_varying(runs(plain(lambda: torch.rand(2)))) == ("out0",)
+
+
+def test_what_varies_on_either_side_or_in_any_bit_depends_on_random_numbers():
+    constant, rare = plain(lambda: VALUES), runs(plain(lambda: VALUES * (torch.arange(64) != 3)), 1)
+    assert random_streams.find_varying(runs(constant), [*runs(constant), *rare]) == ("out0",)
+    assert random_streams.find_differences(runs(constant), [*runs(constant, 15), *rare]) == []
+    floors = {"out0": 2 * float(VALUES.abs().max())}
+    counted = [random_streams.sample_run(dropped()(), floors) for _ in range(random_streams.SEEDS)]
+    assert {run["out0"].summaries[0] for run in counted} == {1.0}
+    assert "out0" in random_streams.find_varying(counted)
 
 
 def test_what_rounding_leaves_of_a_zero_is_no_difference():

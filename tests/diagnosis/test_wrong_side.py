@@ -7,6 +7,8 @@ from unittest import mock
 
 import pytest
 import torch
+from plants.mended import FAULTS as MENDED
+from plants.mended import MendedFault
 from plants.sides import FAULTS, SharedFault, compiler_fault, eager_fault, is_strided, scaled, write_program
 from torch._inductor import lowering
 
@@ -76,6 +78,35 @@ def test_what_nothing_tells_is_undecided(judged, fault):
         report = judged("torch.bitwise_left_shift((x * 9).long().abs(), (w * 2).long().abs())")
     assert (report["wrong"], report["confidence"]) == ("undecided", "low")
     assert "aten.bitwise_left_shift.Tensor itself" in report["detail"]
+
+
+def find_mended(number: int) -> MendedFault:
+    return next(fault for fault in MENDED if fault.number == number)
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the kernel of this torch")
+def test_an_attention_kernel_that_draws_nothing_is_held_against_contiguous_copies(write_case):
+    fault = find_mended(187506)
+    report = triage(load_case(write_case(fault.write_program())), CPU).to_json()
+    assert (report["verdict"], report["wrong"], report["confidence"]) == ("eager_wrong", "eager", "high")
+    assert report["culprit"]["rewrite"] == fault.operator
+
+
+def test_a_kernel_is_held_against_the_composition_that_it_stands_for(write_case):
+    """Autograd has no formula for it, so that differences of the forward pass tell, not its derivative."""
+    fault = find_mended(175068)
+    with fault.apart():
+        report = triage(load_case(write_case(fault.write_program())), CPU).to_json()
+    assert (report["verdict"], report["wrong"], report["confidence"]) == ("eager_wrong", "eager", "high")
+    assert report["culprit"]["rewrite"] == fault.operator
+
+
+def test_generated_codes_name_for_a_special_function_is_the_operators(write_case):
+    fault = find_mended(188027)
+    with fault.install():
+        report = triage(load_case(write_case(fault.write_program())), CPU).to_json()
+    assert (report["wrong"], report["confidence"]) == ("undecided", "low")
+    assert f"{fault.operator} itself" in report["detail"]
 
 
 # pytorch#197888 and the batch norm of this torch: kernels of ATen that are wrong on layouts.

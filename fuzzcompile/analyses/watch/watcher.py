@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -36,7 +36,14 @@ from fuzzcompile.analyses.watch.step_records import (
     write_json,
 )
 from fuzzcompile.analyses.watch.step_values import StepRecording, named_state
-from fuzzcompile.compiler.torch_api import copy_configs, disable_compile, skip_tracing, unwrap_compiled
+from fuzzcompile.compiler.torch_api import (
+    BACKWARD,
+    COMPILE,
+    copy_configs,
+    disable_compile,
+    skip_tracing,
+    unwrap_compiled,
+)
 from fuzzcompile.compiler.torch_config import load_config
 from fuzzcompile.model.errors import UsageError, describe_error
 from fuzzcompile.report.output_files import make_next_folder
@@ -126,8 +133,7 @@ def watched_module(module: nn.Module, listener: Watcher) -> nn.Module:
 
 def observe_compiling(listener: Watcher) -> None:
     """Have everything that ``torch.compile`` returns from now on report its calls."""
-    namespace = vars(torch)
-    original = namespace["compile"]
+    original: Any = torch.compile
 
     @functools.wraps(original)
     def compile_(model: object = None, **arguments: object) -> object:
@@ -136,16 +142,18 @@ def observe_compiling(listener: Watcher) -> None:
         compiled = original(model, **arguments)
         if arguments.get("disable") or isinstance(model, type) or not callable(compiled):
             return compiled
-        with contextlib.suppress(Exception):  # ours, of whatever kind: the script gets what torch made
+        try:
             settings = {name: arguments[name] for name in _CASE_ARGUMENTS if arguments.get(name) is not None}
             watched = Watched(unwrap_compiled(model), settings)
             listener.state.callables.append(watched.name)
             if not isinstance(compiled, nn.Module):
                 return observed(compiled, watched, listener)
             compiled.forward = observed(compiled.forward, watched, listener)
+        except Exception as error:  # ours, of whatever kind: the script gets what torch made
+            listener.state.skipped[f"of a callable that cannot be watched ({describe_error(error)})"] = 1
         return compiled
 
-    namespace["compile"] = compile_
+    COMPILE.put(compile_)
 
 
 # Calls after which a step is taken to have no optimizer.step() after all.
@@ -330,8 +338,7 @@ class Watcher:
         if self._hears_backward:
             return
         self._hears_backward = True
-        namespace = vars(torch.autograd)
-        original = namespace["backward"]
+        original: Any = torch.autograd.backward
 
         @functools.wraps(original)
         def backward(tensors: object, *args: object, **kwargs: object) -> object:
@@ -348,7 +355,7 @@ class Watcher:
             return result
 
         skip_tracing(backward)
-        namespace["backward"] = backward
+        BACKWARD.put(backward)
 
     @disable_compile
     def _differentiated(self) -> None:

@@ -18,6 +18,7 @@ from fuzzcompile.compiler.watch.ledger import GraphCall, LoweredGraph
 from fuzzcompile.model.errors import describe_error
 from fuzzcompile.run.device import seed_everything
 from fuzzcompile.run.tensors import copy_tree
+from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
 if TYPE_CHECKING:
     from torch._inductor.ir import IRNode, Layout, Operation
@@ -311,16 +312,20 @@ class GraphEvaluation:
 
     @contextlib.contextmanager
     def _install_handlers(self) -> Iterator[None]:
-        from torch._inductor.ir import FlexibleLayout
         from torch._inductor.virtualized import V
 
-        before = getattr(FlexibleLayout, "allow_indexing", False)
-        with V.set_graph_handler(self.graph):
-            FlexibleLayout.allow_indexing = True
-            try:
-                yield
-            finally:
-                FlexibleLayout.allow_indexing = before
+        with V.set_graph_handler(self.graph), FREE_INDEXING.replace(True):
+            yield
+
+
+def _probe_free_indexing() -> str | None:
+    layout = FREE_INDEXING.find_owner()(torch.device("cpu"), torch.float32, [2])
+    with FREE_INDEXING.replace(True):
+        layout.make_indexer()
+    return None
+
+
+FREE_INDEXING = ReplacedAttribute("torch._inductor.ir", "FlexibleLayout.allow_indexing", probe=_probe_free_indexing)
 
 
 def map_buffers_to_nodes(lowered: LoweredGraph) -> dict[str, str]:

@@ -19,6 +19,7 @@ import torch
 
 from fuzzcompile.compiler.watch.ledger import Ledger, Unseen
 from fuzzcompile.compiler.watch.torch_patch import Function
+from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
 if TYPE_CHECKING:
     from torch._C import DispatchKey
@@ -48,6 +49,30 @@ def list_dispatcher_kernels() -> list[tuple[OpOverload, DispatchKey, Function]]:
     ]
 
 
+def put_dispatcher_kernel(operator: OpOverload, key: DispatchKey, kernel: Function | None) -> None:
+    """Give an operator a kernel of the Python dispatcher; None for no kernel there."""
+    DISPATCHER_KERNELS.put_entry(key, kernel, operator)
+    operator._dispatch_cache.clear()
+
+
+def _probe_dispatcher_kernels() -> str | None:
+    operator, x, called = torch.ops.aten.dropout.default, torch.ones(1), list[object]()
+
+    def kernel(*args: object) -> object:
+        called.append(args)
+        return x
+
+    dispatching = importlib.import_module("torch._dispatch.python").enable_python_dispatcher
+    kernels = [(operator, getattr(torch._C.DispatchKey, name), kernel) for name in _KEYS]
+    with replace_dispatcher_kernels(kernels), dispatching():
+        operator(x, 0.5, False)
+    return None if called else "they are not called"
+
+
+# Every operator has its own.
+DISPATCHER_KERNELS = ReplacedAttribute("torch", "ops.aten.dropout.default.py_kernels", probe=_probe_dispatcher_kernels)
+
+
 @contextlib.contextmanager
 def replace_dispatcher_kernels(
     kernels: Sequence[tuple[OpOverload, DispatchKey, Function | None]],
@@ -57,10 +82,7 @@ def replace_dispatcher_kernels(
 
     def register(kernels: Sequence[tuple[OpOverload, DispatchKey, Function | None]]) -> None:
         for operator, key, kernel in kernels:
-            operator.py_kernels.pop(key, None)
-            if kernel is not None:
-                operator.py_kernels[key] = kernel
-            operator._dispatch_cache.clear()
+            put_dispatcher_kernel(operator, key, kernel)
 
     try:
         register(kernels)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _EPS = torch.finfo(torch.float64).eps
 _DRAW_SEED = 11
+# Arguments that switch off what a fused random operator draws, where they are 0 or False.
+_SWITCHES = ("dropout_p", "dropout", "training")
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments of a call."""
 
@@ -196,7 +198,7 @@ def compare_contiguous(
     and in those that take a place in a storage to read from.
     """
     schema = operator._schema
-    draws = torch.Tag.nondeterministic_seeded in operator.tags
+    draws = is_drawing(operator, args, kwargs)
     named = schema.name.rpartition("::")[2] in facts().operators.uninitialised
     told = any(argument.name == "storage_offset" for argument in schema.arguments)
     aliased = any(value.alias_info is not None for value in (*schema.arguments, *schema.returns))
@@ -216,6 +218,14 @@ def name_arguments(operator: Operator, arguments: Arguments, *, defaults: bool =
     schema = operator._schema.arguments
     given = {each.name: each.default_value for each in schema if each.has_default_value()} if defaults else {}
     return given | dict(zip((each.name for each in schema), arguments[0], strict=False)) | arguments[1]
+
+
+def is_drawing(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a call draws random numbers: dropout at 0 within a fused attention draws none."""
+    if torch.Tag.nondeterministic_seeded not in operator.tags:
+        return False
+    named = name_arguments(operator, (tuple(args), dict(kwargs)), defaults=True)
+    return not any(named[switch] in (0, False) for switch in _SWITCHES if switch in named)
 
 
 def is_contiguous(value: object) -> bool:

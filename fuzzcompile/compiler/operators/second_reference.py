@@ -27,6 +27,7 @@ from fuzzcompile.compiler.operators.decompositions import find_decomposition, ge
 from fuzzcompile.compiler.operators.operator_application import (
     Arguments,
     is_contiguous,
+    is_drawing,
     make_contiguous,
     name_arguments,
 )
@@ -91,6 +92,8 @@ class ContestedCall:
         """Return whether the kernel is wrong; None if no opinion outvotes the other."""
         if self.opinion.compute is None:
             return True
+        if not _has_derivative(self.operator):
+            return None
         with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError):  # it has no derivative
             fits = _fit_derivatives([self.operator, self.opinion.compute], self.arguments)
             return None if fits is None or fits[0] == fits[1] else fits[1]
@@ -130,6 +133,8 @@ class UnopposedCall:
     @functools.cached_property
     def fits_derivative(self) -> bool:
         """Return whether the kernel has the derivative that autograd computes by other kernels."""
+        if not _has_derivative(self.operator):
+            return False
         with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError):  # it has none
             return _fit_derivatives([self.operator], self.arguments) == [True]
         return False
@@ -215,8 +220,9 @@ class NativeCheck(OperatorMode):  # type: ignore[no-untyped-call]
         generator, spread = torch.Generator().manual_seed(0), 0.0
 
         def move(x: torch.Tensor) -> torch.Tensor:
-            draw = torch.rand(x.shape, generator=generator) * 2 - 1 if x.is_floating_point() else None
-            return x if draw is None else x * (1 + eps * draw).to(x.dtype)
+            if not (x.is_floating_point() or x.is_complex()):
+                return x
+            return x * (1 + eps * (torch.rand(x.shape, generator=generator) * 2 - 1)).to(x.dtype)
 
         for _ in NOISE_SEEDS:
             moved = pytree.tree_map_only(torch.Tensor, move, _widen(given))
@@ -258,8 +264,8 @@ def _find_parted_opinion(
         return PartedOpinion("formula", step, tuple(formula), by_layout) if step > SEMANTIC_STEP else None
     if plain is not None and (step := _measure_change(given, own, plain)) > SEMANTIC_STEP:
         return PartedOpinion("contiguous", step, tuple(plain), by_layout=True)
-    found = find_decomposition(func, cast("Mapping[OpOverload, Compute]", torch._decomp.decomposition_table))
-    if found is None or func._schema.is_mutable:
+    composed = _find_composition(func)
+    if composed is None or func._schema.is_mutable:
         return UnopposedCall(func, given)
     args, kwargs = copy_tree(given)
     called = list[Operator]()
@@ -269,12 +275,20 @@ def _find_parted_opinion(
         return operator(*args, **kwargs)
 
     with OperatorMode(hear):
-        result = found[1](*args, **kwargs)
-    if result is NotImplemented or not _is_independent(func, called):
+        result = composed(*args, **kwargs)
+    if result is NotImplemented or func in called or (composed != func.decompose and not _is_independent(called)):
         return UnopposedCall(func, given)
     values = _list_computed(func, result, (args, kwargs))
     step = _measure_change(given, own, values)
-    return PartedOpinion("decomposition", step, tuple(values), compute=found[1]) if step > SEMANTIC_STEP else None
+    return PartedOpinion("decomposition", step, tuple(values), compute=composed) if step > SEMANTIC_STEP else None
+
+
+def _find_composition(func: Operator) -> Compute | None:
+    """How torch composes an operator of others: its decomposition, or what it does where a device has no kernel."""
+    found = find_decomposition(func, cast("Mapping[OpOverload, Compute]", torch._decomp.decomposition_table))
+    if found is not None:
+        return found[1]
+    return func.decompose if _has_kernel(func, "CompositeImplicitAutograd") else None
 
 
 def compute_otherwise(func: Operator, arguments: Arguments) -> list[torch.Tensor | None] | None:
@@ -289,16 +303,16 @@ def compute_otherwise(func: Operator, arguments: Arguments) -> list[torch.Tensor
     return list(parted.values) if isinstance(parted, PartedOpinion) else None
 
 
-def _is_independent(func: Operator, called: Sequence[Operator]) -> bool:
+def _is_independent(called: Sequence[Operator]) -> bool:
     """Return whether a decomposition computes its operator by others: a primitive alone calls the operator's kernel."""
     computing = [each for each in called if each._schema.name.rsplit("::")[-1] not in _MOVING and not each.is_view]
-    return len(computing) > 1 and func not in called
+    return len(computing) > 1
 
 
 def _is_comparable(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether an operator computes values that depend on those of its arguments alone."""
     tensors = _list_tensors((args, kwargs))
-    if not tensors or torch.Tag.nondeterministic_seeded in func.tags:
+    if not tensors or is_drawing(func, args, kwargs):
         return False
     if get_operator_family(str(func)) in _FACTS.uninitialised:
         return False
@@ -385,6 +399,17 @@ def _make_array(tensor: torch.Tensor) -> numpy.typing.NDArray[Any]:
     """The values as NumPy computes with them: of short integers it would make short floats."""
     array = tensor.detach().cpu().numpy()
     return array.astype(numpy.int64) if array.dtype.kind in "iu" else array
+
+
+def _has_derivative(operator: Operator) -> bool:
+    """Return whether autograd has a formula for an operator; others are differentiated through their kernels."""
+    return _has_kernel(operator, "Autograd")
+
+
+def _has_kernel(operator: Operator, key: str) -> bool:
+    schema = operator._schema
+    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
 
 
 def _fit_derivatives(functions: Sequence[Compute], arguments: Arguments) -> list[bool] | None:

@@ -21,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fuzzcompile.compiler.operators.decompositions import put_dispatcher_kernel
 from fuzzcompile.compiler.target.target_patches import register_kernel
 from fuzzcompile.model.targets import Target
 
@@ -259,8 +260,7 @@ def install_attention(target: Target) -> None:
     operator = _aten.scaled_dot_product_attention.default
     register_kernel("scaled_dot_product_attention", impl, "AutogradCUDA")
     # Below autograd (inference mode), modes decompose the operator by this kernel; it serves every device.
-    operator.py_kernels[_COMPOSITE] = impl
-    operator._dispatch_cache.clear()
+    put_dispatcher_kernel(operator, _COMPOSITE, impl)
 
 
 def choose_kernel(call: _AttentionCall) -> tuple[str, dict[str, str]]:

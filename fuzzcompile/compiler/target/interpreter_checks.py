@@ -13,8 +13,8 @@ import triton.language as tl
 from fuzzcompile.compiler.target import kernel_execution, kernel_operations
 from fuzzcompile.compiler.target.kernel_execution import make_interpretable
 from fuzzcompile.compiler.target.kernel_log import LaunchGrid, ProgramOrder
-from fuzzcompile.compiler.target.target_patches import ReplacedAttribute, replace_attributes
 from fuzzcompile.model.errors import describe_error
+from fuzzcompile.run.torch_attributes import ReplacedAttribute, replace_attributes
 
 # Small Triton kernels; those that are given a ``function`` apply it to what they loaded.
 

@@ -20,9 +20,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from torch._inductor.runtime import triton_helpers
 from torch.utils._python_dispatch import _disable_current_modes
-from triton.language.extra import libdevice as declarations
 from triton.runtime import interpreter
 from triton.runtime.jit import mangle_type
 
@@ -30,6 +28,7 @@ from fuzzcompile.compiler.target import block_values, kernel_operations
 from fuzzcompile.compiler.target.block_values import Array, LaunchMemory
 from fuzzcompile.compiler.target.kernel_log import KernelTooLarge, LaunchGrid, NotInterpreted, ProgramOrder
 from fuzzcompile.compiler.target.kernel_operations import CORRECTED_OPERATIONS
+from fuzzcompile.run.torch_attributes import FAMILY, ReplacedAttribute
 
 # Programs of a grid that wait for each other at a barrier: each has a thread, and one thread runs at a time.
 
@@ -173,7 +172,33 @@ def _negated(value: Any) -> Any:
     return value.__not__() if isinstance(value, tl.tensor) else not _plain(value)
 
 
+# What is replaced while kernels run, by the modules that hold it.
+LANGUAGE_PLACES = tuple(
+    ReplacedAttribute(
+        module, FAMILY, unprobed="The checks of the interpreter compare values that are computed with it."
+    )
+    for module in (
+        "triton.language",
+        "triton.language.core",
+        "triton.language.extra.libdevice",
+        "torch._inductor.runtime.triton_helpers",
+        "triton.runtime.interpreter",
+    )
+)
+_LANGUAGE, _CORE, _LIBDEVICE, _HELPERS, _INTERPRETER = LANGUAGE_PLACES
+
+
+@functools.cache
+def _name(module: ReplacedAttribute, name: str) -> ReplacedAttribute:
+    return module.name_member(name)
+
+
+def _name_builder(name: str) -> ReplacedAttribute:
+    return _name(_INTERPRETER, f"interpreter_builder.{name}")
+
+
 _builder = interpreter.interpreter_builder
+_MEMORY, _PROGRAMS = map(_name_builder, ("memory", "programs"))
 _patched = False  # whether the language computes on arrays
 # At this function of Inductor's, the programs of a grid wait for each other.
 _BARRIER = "x_grid_barrier"
@@ -218,39 +243,41 @@ def patch_language() -> Iterator[None]:
     scope = interpreter._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     _patched = True
     try:
-        _patch_scope(scope)
-        with np.errstate(all="ignore"):
+        with contextlib.ExitStack() as stack:
+            for place, value in _list_mended():
+                stack.enter_context(place.replace(value))
+            stack.enter_context(np.errstate(all="ignore"))
             yield
     finally:
         scope.restore()
         _patched = False
 
 
-def _patch_scope(scope: Any) -> None:
-    for module in (tl, tl.core):
-        scope.set_attr(module, "reduce", block_values.reduce_blocks)
-        scope.set_attr(module, "associative_scan", block_values.scan_blocks)
-        scope.set_attr(module, "inline_asm_elementwise", kernel_operations.compute_assembly)
+def _check_assertion(condition: Any, message: str) -> None:
+    if not condition.data.all():
+        raise KernelAssertion(message)
+
+
+def _list_mended() -> Iterator[tuple[ReplacedAttribute, object]]:
+    for module in (_LANGUAGE, _CORE):
+        yield _name(module, "reduce"), block_values.reduce_blocks
+        yield _name(module, "associative_scan"), block_values.scan_blocks
+        yield _name(module, "inline_asm_elementwise"), kernel_operations.compute_assembly
     for name, function in kernel_operations.make_libdevice_functions().items():
-        scope.set_attr(declarations, name, function)
+        yield _name(_LIBDEVICE, name), function
     for name, function in _CONSTANT_KINDS.items():
-        scope.set_attr(triton_helpers, name, function)
+        yield _name(_HELPERS, name), function
     for name, operation in CORRECTED_OPERATIONS.items():
-        scope.set_attr(_builder, name, types.MethodType(operation, _builder))
-    options = dataclasses.replace(_builder.options, debug=True, sanitize_overflow=False)
-    scope.set_attr(_builder, "options", options)
-
-    def check_assertion(condition: Any, message: str) -> None:
-        if not condition.data.all():
-            raise KernelAssertion(message)
-
-    scope.set_attr(_builder, "create_assert", check_assertion)
-    scope.set_attr(tl.tensor, "__bool__", block_values.test_truth)
-    scope.set_attr(tl.tensor, "__index__", lambda value: int(block_values.require_uniform(value)))
-    scope.set_attr(tl.tensor, "T", property(block_values.transpose))
+        yield _name_builder(name), types.MethodType(operation, _builder)
+    yield _name_builder("options"), dataclasses.replace(_builder.options, debug=True, sanitize_overflow=False)
+    yield _name_builder("create_assert"), _check_assertion
+    yield _name(_LANGUAGE, "tensor.__bool__"), block_values.test_truth
+    yield _name(_LANGUAGE, "tensor.__index__"), lambda value: int(block_values.require_uniform(value))
+    yield _name(_LANGUAGE, "tensor.T"), property(block_values.transpose)
     for name in ("BlockPointerHandle", "TensorDescHandle"):
         if (kind := getattr(interpreter, name, None)) is not None:
-            scope.set_attr(kind, "materialize_pointers", block_values.wrap_materialize(kind.materialize_pointers))
+            place = _name(_INTERPRETER, f"{name}.materialize_pointers")
+            yield place, block_values.wrap_materialize(kind.materialize_pointers)
 
 
 def call(function: TritonFunction, *args: Any, **kwargs: Any) -> Any:
@@ -283,7 +310,8 @@ def run_kernel(
         raise KernelTooLarge(name, f"it has {programs} programs, more than {MOST_PROGRAMS}")
     with _disable_current_modes(), patch_language():
         tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
-        _builder.memory = memory = LaunchMemory(tensors)
+        memory = LaunchMemory(tensors)
+        _MEMORY.put(memory)
         given = {key: _make_argument(value, signature.get(key)) for key, value in arguments.items()}
         _builder.set_grid_dim(*grid)
         launch = _KernelRun(name, make_interpretable(function), given, grid, order)
@@ -349,7 +377,7 @@ class _KernelRun:
     def _enter(self, programs: Array) -> None:
         if time.monotonic() > self._end:
             raise KernelTooLarge(self.name, f"its programs took more than {_MOST_SECONDS:g} s")
-        _builder.programs = programs
+        _PROGRAMS.put(programs)
 
 
 def _make_argument(value: object, kind: str | None) -> object:

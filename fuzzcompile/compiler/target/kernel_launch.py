@@ -18,8 +18,8 @@ from fuzzcompile.compiler.target import kernel_execution
 from fuzzcompile.compiler.target.graph_placement import CpuMode
 from fuzzcompile.compiler.target.kernel_execution import RunManner
 from fuzzcompile.compiler.target.kernel_log import KernelLaunch, KernelLog, NotInterpreted, ProgramOrder
-from fuzzcompile.compiler.target.target_patches import ReplacedAttribute, Replacement, replace_with
 from fuzzcompile.model.targets import Target
+from fuzzcompile.run.torch_attributes import ReplacedAttribute, Replacement, replace_with
 
 # Programs of such kernels wait for each other; run one after another, the earlier ones must come first.
 _WAITING = ("exclusive_scan_decoupled_lookback", "atomic_xchg", "atomic_cas")
@@ -197,29 +197,32 @@ def _call_function(session: object, original: object) -> Callable[..., Any]:
     return lambda function, *args, **kwargs: kernel_execution.call(function.fn, *args, **kwargs)
 
 
+_interpret_by = functools.partial(
+    ReplacedAttribute, unprobed="Before kernels are interpreted its place is looked up, and checks run with values."
+)
 INTERPRETER_PLACES: tuple[ReplacedAttribute, ...] = (
-    ReplacedAttribute("triton.runtime.driver", "driver._active", _make_driver),
-    ReplacedAttribute("torch._inductor.runtime.triton_helpers", "set_driver_to_gpu", replace_with(_do_nothing)),
-    ReplacedAttribute(_HEURISTICS, "CachingAutotuner.run", _launch(_launch_inductor)),
-    ReplacedAttribute(_HEURISTICS, "DebugAutotuner.run", _launch(_launch_inductor)),
-    ReplacedAttribute(_HEURISTICS, "CachingAutotuner.precompile", replace_with(_do_nothing)),
-    ReplacedAttribute("torch._inductor.async_compile", "AsyncCompile.triton", _keep_source),
-    ReplacedAttribute("torch._inductor.async_compile", "get_compile_threads", replace_with(lambda: 1)),
-    ReplacedAttribute("torch._inductor.select_algorithm", "AlgorithmSelectorCache.__call__", choose_first),
-    ReplacedAttribute(
+    _interpret_by("triton.runtime.driver", "driver._active", _make_driver),
+    _interpret_by("torch._inductor.runtime.triton_helpers", "set_driver_to_gpu", replace_with(_do_nothing)),
+    _interpret_by(_HEURISTICS, "CachingAutotuner.run", _launch(_launch_inductor)),
+    _interpret_by(_HEURISTICS, "DebugAutotuner.run", _launch(_launch_inductor)),
+    _interpret_by(_HEURISTICS, "CachingAutotuner.precompile", replace_with(_do_nothing)),
+    _interpret_by("torch._inductor.async_compile", "AsyncCompile.triton", _keep_source),
+    _interpret_by("torch._inductor.async_compile", "get_compile_threads", replace_with(lambda: 1)),
+    _interpret_by("torch._inductor.select_algorithm", "AlgorithmSelectorCache.__call__", choose_first),
+    _interpret_by(
         "torch._C._dynamo.guards",
         "_empty_strided_cuda",
         replace_with(lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)),
         optional=True,
     ),
-    ReplacedAttribute("torch._C._dynamo.guards", "assert_size_stride", _check_and_relay),
-    ReplacedAttribute("torch._inductor.output_code", "CompiledFxGraph.__call__", _call_on_cpu_tensors),
-    ReplacedAttribute("torch.utils._triton", "has_triton", replace_with(lambda *_, **__: True)),
-    ReplacedAttribute("triton.runtime.jit", "JITFunction.run", _launch(_launch_directly)),
-    ReplacedAttribute("triton.runtime.autotuner", "Autotuner.run", _launch(_launch_autotuned)),
-    ReplacedAttribute("triton.runtime.jit", "JITFunction.__call__", _call_function),
-    ReplacedAttribute("triton.runtime.interpreter", "InterpretedFunction.run", _launch(_launch_directly)),
-    ReplacedAttribute("triton.runtime.interpreter", "InterpretedFunction.__call__", _call_function),
+    _interpret_by("torch._C._dynamo.guards", "assert_size_stride", _check_and_relay),
+    _interpret_by("torch._inductor.output_code", "CompiledFxGraph.__call__", _call_on_cpu_tensors),
+    _interpret_by("torch.utils._triton", "has_triton", replace_with(lambda *_, **__: True)),
+    _interpret_by("triton.runtime.jit", "JITFunction.run", _launch(_launch_directly)),
+    _interpret_by("triton.runtime.autotuner", "Autotuner.run", _launch(_launch_autotuned)),
+    _interpret_by("triton.runtime.jit", "JITFunction.__call__", _call_function),
+    _interpret_by("triton.runtime.interpreter", "InterpretedFunction.run", _launch(_launch_directly)),
+    _interpret_by("triton.runtime.interpreter", "InterpretedFunction.__call__", _call_function),
 )
 #: What calls of Triton functions inside of a kernel need.
 DEVICE_FUNCTIONS = tuple(place for place in INTERPRETER_PLACES if place.make is _call_function)

@@ -1,8 +1,7 @@
-"""Attributes of torch and Triton that answer for a target, kernels of its operators, and its device guard."""
+"""Kernels of a target's operators, and its device guard."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import inspect
@@ -10,62 +9,13 @@ import os
 import shutil
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from fuzzcompile.compiler.watch.torch_patch import Attribute
-from fuzzcompile.model.errors import EnvironmentUnfit, describe_error
+from fuzzcompile.model.errors import EnvironmentUnfit
 from fuzzcompile.run.subprocesses import capture_output
-
-Replacement = Callable[[Any, Any], Any]
-"""Gives what stands for an attribute, from what the block works for and the original (None if there is none)."""
-
-
-@dataclass(frozen=True)
-class ReplacedAttribute(Attribute):
-    """An attribute that is replaced; where it is ``optional``, some builds of torch lack it and get it added."""
-
-    module: str
-    attribute: str
-    make: Replacement
-    optional: bool = False
-
-    @property
-    def name(self) -> str:
-        """The full name of the attribute."""
-        return f"{self.module}.{self.attribute}"
-
-
-def replace_with(value: Any) -> Replacement:
-    """The replacement that is ``value``, whatever was there."""
-    return lambda session, original: value
-
-
-def find_missing(places: Iterable[ReplacedAttribute]) -> dict[str, str]:
-    """The places that this torch and Triton lack, by name, with the reason."""
-    missing: dict[str, str] = {}
-    for place in places:
-        try:
-            owner = place.find_owner()
-            _ = place.optional or getattr(owner, place.leaf)
-        except (ImportError, AttributeError) as error:
-            missing[place.name] = describe_error(error)
-    return missing
-
-
-@contextlib.contextmanager
-def replace_attributes(session: Any, places: Iterable[ReplacedAttribute]) -> Iterator[None]:
-    """Replace the attributes for the time of the block; ``session`` is what the replacements work for."""
-    with contextlib.ExitStack() as stack:
-        for place in places:
-            original = getattr(place.find_owner(), place.leaf, None)
-            stack.enter_context(place.replace(place.make(session, original)))
-        yield
-
 
 # Kernels of ATen that a process which compiles for a target has besides torch's own, until it ends.
 

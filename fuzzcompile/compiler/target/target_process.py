@@ -24,18 +24,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fuzzcompile.compiler.target import attention_choice, cuda_dispatch, graph_placement, target_patches
 from fuzzcompile.compiler.target.graph_placement import CUDA, NotMoved, call_on_cpu, move_graph, move_tensor
 from fuzzcompile.compiler.target.kernel_log import KernelLog, ProgramOrder
-from fuzzcompile.compiler.target.target_patches import (
-    ReplacedAttribute,
-    find_missing,
-    register_kernel,
-    replace_attributes,
-    replace_with,
-)
+from fuzzcompile.compiler.target.target_patches import register_kernel
 from fuzzcompile.compiler.torch_config import get_setting
 from fuzzcompile.compiler.watch.torch_patch import IntendedError
 from fuzzcompile.model.errors import UsageError, describe_error
 from fuzzcompile.model.facts import Minor, parse_minor
 from fuzzcompile.model.targets import Target
+from fuzzcompile.run.torch_attributes import ReplacedAttribute, find_missing, replace_attributes, replace_with
 
 # Choices that only a GPU can make, because Inductor times them there: made one way here, and reported.
 
@@ -161,9 +156,9 @@ def list_replaced(target: Target) -> tuple[ReplacedAttribute, ...]:
         *_replace_all(_FAKE, "", {"init_gpu_context": _nothing, "FakeTensorMode.avoid_device_init": property(_yes)}),
         *_replace_all("torch._inductor.fx_passes.pad_mm", "", {"_should_pad": decide_padding}),
         *_replace_all("torch.version", "", {"hip": _HIP} if rocm else {}),
-        ReplacedAttribute(_FAKE, "FakeTensorConverter.from_real_tensor", graph_placement.wrap_conversion),
-        ReplacedAttribute("torch._inductor.graph", "GraphLowering.add_tensor_constant", graph_placement.wrap_constant),
-        ReplacedAttribute("torch.autograd", "grad", cuda_dispatch.wrap_grad),
+        _answer_by(_FAKE, "FakeTensorConverter.from_real_tensor", graph_placement.wrap_conversion),
+        _answer_by("torch._inductor.graph", "GraphLowering.add_tensor_constant", graph_placement.wrap_constant),
+        _answer_by("torch.autograd", "grad", cuda_dispatch.wrap_grad),
     ]
     return tuple(rows)
 
@@ -172,7 +167,14 @@ def _replace_all(
     module: str, prefix: str, values: Mapping[str, object], *, optional: bool = False
 ) -> Iterator[ReplacedAttribute]:
     for name, value in values.items():
-        yield ReplacedAttribute(module, prefix + name, replace_with(value), optional=optional)
+        yield _answer_by(module, prefix + name, replace_with(value), optional=optional)
+
+
+# A process that tries them would compile for that target until it ends.
+_answer_by = functools.partial(
+    ReplacedAttribute, unprobed="`doctor --target` looks the place up, and tests/compiler/target compile with it."
+)
+HAS_TRITON = _answer_by("torch.utils._triton", "has_triton")
 
 
 class TargetDescription:
@@ -224,15 +226,13 @@ class TargetDescription:
 def _patch_has_triton(description: TargetDescription) -> None:
     """Answer ``has_triton``, imported by name all over, which says whether Triton's code can be generated."""
     importlib.import_module("torch._inductor.compile_fx")
-    original = importlib.import_module("torch.utils._triton").has_triton
+    original = HAS_TRITON.find_owner().has_triton
 
     @functools.wraps(original)
     def has_triton(*args: object, **kwargs: object) -> object:
         return True if description.is_in_force else original(*args, **kwargs)
 
-    for module in list(sys.modules.values()):
-        if vars(module).get("has_triton") is original:
-            setattr(module, "has_triton", has_triton)  # noqa: B010 - a module has no such attribute for mypy
+    HAS_TRITON.put_everywhere(has_triton)
 
 
 def _clear_caches() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import operator
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,14 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fuzzcompile.compiler.compile_changes import CompileChange, InductorSettings, Lowered, Undecomposed, Veto
+from fuzzcompile.compiler.compile_changes import (
+    CompileChange,
+    GraphBreak,
+    InductorSettings,
+    Lowered,
+    Undecomposed,
+    Veto,
+)
 from fuzzcompile.compiler.kernels.lowering_control import EVERYTHING, Control
 from fuzzcompile.compiler.operators import decompositions, operator_application
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
@@ -25,6 +33,7 @@ from fuzzcompile.compiler.watch.torch_patch import install_patches, run_containe
 from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.facts import is_tried_release
 from fuzzcompile.run.case import CompileSettings
+from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
 # Programs that the probes of the patches compile, and passes that leave a mark in their graphs.
 
@@ -58,6 +67,17 @@ def _run_activation(x: torch.Tensor) -> torch.Tensor:
 
 def _run_several_kernels(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return torch.exp(x), torch.cos(x), x.sum(-1), nn.functional.silu(x), x @ x
+
+
+def _run_fused_loops(x: torch.Tensor) -> torch.Tensor:
+    return torch.exp(torch.sin(x))
+
+
+def _run_methods(x: torch.Tensor) -> torch.Tensor:
+    result = torch.sin(x)
+    result[0] = 1
+    rank = result.dim()
+    return result * rank
 
 
 _SINE, _TIMES = torch.ops.aten.sin.default, torch.ops.aten.mul.Tensor
@@ -118,6 +138,10 @@ _CHANGES = Control(
 )
 
 
+_STORED = Control(realised=("aten.sin.default",), stored=True)
+_BREAKS = GraphBreak((("operator.setitem", operator.setitem), ("torch.Tensor.dim", "dim")))
+
+
 def find_missing_patches() -> dict[str, str]:
     """Names of the patches that the installed torch has no place for, and why."""
     return {patch.name: why for patch in patch_table.PATCHES if (why := patch.check_place()) is not None}
@@ -132,6 +156,19 @@ def probe_patches() -> dict[str, str]:
     found = {patch.name: _try_patch(patch, findings) for patch in untried}
     switched_off.update({name: wrong for name, wrong in found.items() if wrong is not None})
     return {**switched_off, **missing}
+
+
+def probe_replaced() -> dict[str, str]:
+    """Try what is replaced outside of watched compiles; the name of each attribute that failed, and how."""
+    found = {place.name: place.check_place() or _probe_place(place) for place in patch_table.REPLACED}
+    return {name: wrong for name, wrong in found.items() if wrong is not None}
+
+
+def _probe_place(place: ReplacedAttribute) -> str | None:
+    try:
+        return None if place.probe is None else place.probe()
+    except Exception as error:  # whatever a probe stumbles over says that the replacement does not hold
+        return describe_error(error)
 
 
 def _try_patch(patch: AnyPatch, findings: ProbeLedgers | None) -> str | None:
@@ -210,6 +247,8 @@ def _compile_programs() -> ProbeLedgers:
             fusion = InductorSettings({"_post_fusion_custom_pass": fusion_probe})
             record("generated", _run_several_kernels, square, fusion, kernels=True)
             record("changed", _run_several_kernels, square, Lowered(_CHANGES), kernels=True)
+            record("stored", _run_fused_loops, square, Lowered(_STORED), kernels=True)
+            record("broken", _run_methods, x, _BREAKS)
     findings.metadata = _compute_fake_shape(findings.vetoed)
     return findings
 

@@ -16,6 +16,7 @@ from torch import fx
 
 from fuzzcompile.compiler.target.kernel_log import KernelLog
 from fuzzcompile.compiler.watch.compiler_errors import find_raise_place
+from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.stages import CODEGEN
 
 # Observations that a watched compile missed: the only place where trouble of the watching is written down.
@@ -68,6 +69,17 @@ def gather_unseen() -> Iterator[UnseenLog]:
 def get_gathered() -> UnseenLog:
     """Return the log of the innermost :func:`gather_unseen` so far; empty outside of one."""
     return _gathering[-1] if _gathering else UnseenLog()
+
+
+@contextlib.contextmanager
+def note_early_end(what: str, shows: str) -> Iterator[None]:
+    """Note an exception that ends the block in what is gathered: the answer rests on what was seen up to there."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:  # the block runs any program's graph, which may raise anything
+        get_gathered().note(Unseen(what, describe_error(error), (), shows))
 
 
 def format_unseen(unseen: Sequence[Unseen]) -> list[str]:
@@ -405,6 +417,8 @@ class ProbeLedgers:
     generated: Ledger = field(default_factory=Ledger)  # a compile up to generated C++, with the values of its kernels
     # the same with every change that a proof of a culprit in code generation asks for
     changed: Ledger = field(default_factory=Ledger)
+    stored: Ledger = field(default_factory=Ledger)  # two fused loops, with the buffer between them stored
+    broken: Ledger = field(default_factory=Ledger)  # a program whose graph breaks at two methods
     vetoed_is_right: bool = False  # whether the vetoed compile gave the right result
     # what a fake tensor says of an operator whose description is wrong and whose kernel is to be asked
     metadata: tuple[int, ...] = ()

@@ -1,16 +1,25 @@
-"""Every function of torch that fuzzcompile replaces while it watches a compile, and the probe of each."""
+"""Every attribute of torch that fuzzcompile replaces, each with a probe or the reason why it has none."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
-from fuzzcompile.compiler import graph_breaks, torch_config
+from fuzzcompile.compiler import (
+    compiling_predicate,
+    custom_code,
+    graph_breaks,
+    source_probes,
+    torch_api,
+    torch_config,
+)
 from fuzzcompile.compiler.graph_breaks import GraphExclusions
-from fuzzcompile.compiler.kernels import kernel_patches
+from fuzzcompile.compiler.kernels import ir_evaluation, kernel_patches
 from fuzzcompile.compiler.kernels.kernel_patches import LoweringWatch
 from fuzzcompile.compiler.operators import decompositions, operator_application
 from fuzzcompile.compiler.operators.decompositions import ChosenOperators
+from fuzzcompile.compiler.target import target_process
 from fuzzcompile.compiler.watch import aot_autograd
 from fuzzcompile.compiler.watch import pass_patches as passes
 from fuzzcompile.compiler.watch import stage_patches as stages
@@ -35,6 +44,9 @@ from fuzzcompile.model.stages import (
     RUNTIME,
     SCHEDULER,
 )
+from fuzzcompile.model.targets import TARGETS
+from fuzzcompile.run import attention_backends
+from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
 # Probes: what each patch alone shows of a few small compiles (:mod:`~fuzzcompile.compiler.watch.conformance` makes
 # them); None if it holds, or what is wrong.
@@ -187,6 +199,12 @@ def _probe_separate_kernels(findings: ProbeLedgers) -> str | None:
     return None if nests and nests == apart else f"{apart} generated kernels for {nests} loop nests"
 
 
+def _list_stored(findings: ProbeLedgers) -> list[str]:
+    """The values that the kernel of two fused loops stores, by their names in C++."""
+    sources = "".join(_get_lowered(findings.stored).sources.values())
+    return sorted(set(re.findall(r"(?<=\] = )tmp\d+|tmp\d+(?=\.store\()", sources)))
+
+
 _PROBE_RESULTS = _expect(
     "results of compiled graphs", lambda findings: _get_lowered(findings.generated).calls[-1].outputs
 )
@@ -205,6 +223,8 @@ _OUTPUT = "torch._inductor.output_code"
 _ASYNC = "torch._inductor.async_compile"
 _FUNCTORCH = "torch._functorch.config"
 _FROZEN = ("freezing",)
+_AT_ERRORS = "It acts only where the compile fails in it; its parameters are checked."
+_ON_GPUS = "It is called only where Triton generates code, for a GPU or a target; its parameters are checked."
 _ENTRY = (*AROUND_CAPTURE, *GRAPH_STAGES, LOWERING)
 _CAPTURED = (DYNAMO, FUNCTIONALIZATION, DECOMPOSITION, FAKE_TENSOR, PRE_GRAD)
 
@@ -253,7 +273,8 @@ GRAPHS: tuple[Patch[Recorder], ...] = (
           "torch._functorch.aot_autograd", aot_autograd.FUNCTION, aot_autograd.wrap_analysis,
           _expect("outputs with gradients", _read_analysis, (True,))),
     Patch("tangents", (FUNCTIONALIZATION,), "copies of tangents into another layout",
-          *aot_autograd.PLACE, aot_autograd.wrap_coercion, takes=("x", "memory_format")),
+          *aot_autograd.PLACE, aot_autograd.wrap_coercion, takes=("x", "memory_format"),
+          unprobed="It records only copies with other values, and no torch that is right makes one."),
     Patch("fusion passes", (SCHEDULER,), "the user's own passes over scheduler nodes",
           _SCHEDULER, "Scheduler.__init__", passes.wrap_fusion_passes,
           _find("fusion_probe", lambda findings: [label.rewrite for label in findings.generated.unreplayed]),
@@ -286,15 +307,16 @@ KERNELS: tuple[Patch[LoweringWatch], ...] = (
     Patch("scheduler", (SCHEDULER,), "kernels' dependences",
           _SCHEDULER, "Scheduler.__init__", kernel_patches.wrap_scheduler_init, _lowers("scheduler")),
     Patch("scheduler node", (SCHEDULER,), "errors of the scheduler",
-          _SCHEDULER, "Scheduler.create_scheduler_node", kernel_patches.wrap_scheduler_node, takes=("self", "node")),
+          _SCHEDULER, "Scheduler.create_scheduler_node", kernel_patches.wrap_scheduler_node, takes=("self", "node"),
+          unprobed=_AT_ERRORS),
     Patch("fusion", (SCHEDULER,), "operators kept apart",
           _SCHEDULER, "Scheduler.can_fuse", kernel_patches.wrap_can_fuse,
           _compare("loops fused, without and with the change", _fuses, True, False)),
     Patch("buffers of one kernel", (SCHEDULER,), "values that one kernel alone reads",
           _SCHEDULER, "Scheduler.can_buffer_be_removed_through_fusion", kernel_patches.wrap_buffer_removal,
-          takes=("self", "name")),
+          _expect("values stored", _list_stored, ["tmp1", "tmp2"]), takes=("self", "name")),
     Patch("code generation", (CODEGEN,), "errors of the code generator",
-          _SCHEDULER, "Scheduler._codegen", kernel_patches.wrap_codegen, takes=("self",)),
+          _SCHEDULER, "Scheduler._codegen", kernel_patches.wrap_codegen, takes=("self",), unprobed=_AT_ERRORS),
     Patch("library call", (CODEGEN, RUNTIME), "calls of libraries",
           _SCHEDULER, "Scheduler.codegen_extern_call", kernel_patches.wrap_extern_call, _writes_values(extern=True)),
     Patch("C++ loop nest", (CODEGEN,), "loop nests in kernels of their own",
@@ -304,9 +326,10 @@ KERNELS: tuple[Patch[LoweringWatch], ...] = (
           _expect("operators", _list_cpp_operators)),
     Patch("Triton kernel", (CODEGEN,), "Triton kernels",
           _TRITON, "TritonScheduling.define_kernel", kernel_patches.wrap_define_kernel,
-          takes=("self", "src_code", "node_schedule")),
+          takes=("self", "src_code", "node_schedule"), unprobed=_ON_GPUS),
     Patch("masked code", (CODEGEN,), "masks of Triton code applied once more",
-          _TRITON, "TritonKernelOverrides.masked", kernel_patches.wrap_triton_masked, takes=("mask", "body", "other")),
+          _TRITON, "TritonKernelOverrides.masked", kernel_patches.wrap_triton_masked, takes=("mask", "body", "other"),
+          unprobed=_ON_GPUS),
     Patch("operator's code", (CODEGEN,), "operators of lines of code",
           _COMMON, "CSEProxy._default", kernel_patches.wrap_operator, _writes_line("exp")),
     Patch("load's code", (CODEGEN,), "loads in lines of code",
@@ -324,10 +347,10 @@ KERNELS: tuple[Patch[LoweringWatch], ...] = (
           _OUTPUT, "CompiledFxGraph.__call__", kernel_patches.wrap_compiled_call, _PROBE_RESULTS),
     Patch("C++ compiler", (CODEGEN,), "errors of the C++ compiler",
           _ASYNC, "AsyncCompile.cpp_pybinding", kernel_patches.wrap_cpp_compile,
-          takes=("self", "argtypes", "source_code")),
+          takes=("self", "argtypes", "source_code"), unprobed=_AT_ERRORS),
     Patch("Triton compiler", (CODEGEN,), "errors of the Triton compiler",
           _ASYNC, "AsyncCompile.triton", kernel_patches.wrap_triton_compile, takes=("self", "kernel_name",
-          "source_code")),
+          "source_code"), unprobed=_ON_GPUS),
 )
 
 # What an ablation asks for.
@@ -345,18 +368,44 @@ METADATA: tuple[Patch[ChosenOperators], ...] = (
 BREAKS: tuple[Patch[GraphExclusions], ...] = (
     Patch("nodes of dynamo's graph", (DYNAMO, FUNCTIONALIZATION), "compiles without one method",
           "torch._dynamo.output_graph", "SubgraphTracer.create_proxy", graph_breaks.wrap_create_proxy,
-          takes=("self", "kind", "target")),
+          _find("setitem> is left", lambda findings: findings.broken.graph_breaks), takes=("self", "kind", "target")),
     Patch("methods of tensors", (DYNAMO, FUNCTIONALIZATION), "compiles without one method",
           "torch._dynamo.variables.tensor", "TensorVariable.call_method", graph_breaks.wrap_call_method,
-          takes=("self", "tx", "name")),
+          _find("dim is left", lambda findings: findings.broken.graph_breaks), takes=("self", "tx", "name")),
 )
 
 # Patches that make compiles cheaper.
 SPEED: tuple[Patch[Recorder], ...] = (
     Patch("guard timing", (DYNAMO,), "compiles without timed guards",
-          "torch._dynamo.guards", "profile_guard_manager", torch_config.skip_guard_timing, harmless=True),
+          "torch._dynamo.guards", "profile_guard_manager", torch_config.skip_guard_timing, harmless=True,
+          unprobed="It saves time and nothing else: where it is not called, compiles take 20 ms longer."),
 )
 # fmt: on
 
 AnyPatch = Patch[Recorder] | Patch[Ledger] | Patch[LoweringWatch] | Patch[ChosenOperators] | Patch[GraphExclusions]
 PATCHES: tuple[AnyPatch, ...] = (*GRAPHS, *COVERAGE, *KERNELS, *DECOMPOSITIONS, *METADATA, *BREAKS, *SPEED)
+
+
+# Replaced outside of what a watched compile records. Attributes of single objects (a pattern's entry, a compiled graph,
+# a node) that a patch sets on what it is called with are tried by the probe of that patch.
+REPLACED: tuple[ReplacedAttribute, ...] = (
+    torch_api.COMPILE,
+    *torch_api.OPTIMIZE,
+    torch_api.BACKWARD,
+    torch_api.CUDA,
+    attention_backends.ATTENTION,
+    compiling_predicate.COMPILING,
+    compiling_predicate.EXPORTING,
+    custom_code.REGISTRATION,
+    source_probes.CODE,
+    decompositions.DISPATCHER_KERNELS,
+    ir_evaluation.FREE_INDEXING,
+)
+
+
+def list_replaced_for_targets() -> list[ReplacedAttribute]:
+    """What a process that compiles for a target replaces besides, for any of them; this imports Triton."""
+    from fuzzcompile.compiler.target import kernel_execution, kernel_launch
+
+    answering = [place for target in TARGETS.values() for place in target_process.list_replaced(target)]
+    return [target_process.HAS_TRITON, *answering, *kernel_launch.INTERPRETER_PLACES, *kernel_execution.LANGUAGE_PLACES]

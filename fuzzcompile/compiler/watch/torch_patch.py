@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Protocol, TypeVar
 
 from fuzzcompile.compiler.watch.ledger import Unseen
 from fuzzcompile.model.errors import describe_error
+from fuzzcompile.run.torch_attributes import Attribute
 
 if TYPE_CHECKING:
     from fuzzcompile.compiler.watch.ledger import ProbeLedgers
@@ -45,40 +45,6 @@ class IntendedError(Exception):
         self.error = error
 
 
-class Attribute:
-    """Place of an attribute (``Scheduler.__init__``) in a module, or in a class of it."""
-
-    module: str
-    attribute: str
-
-    def find_owner(self) -> Any:
-        """The module or class that holds the attribute; ImportError or AttributeError where there is no such place."""
-        owner: Any = importlib.import_module(self.module)
-        for part in self.attribute.split(".")[:-1]:
-            owner = getattr(owner, part)
-        return owner
-
-    @property
-    def leaf(self) -> str:
-        """Name of the attribute in its owner."""
-        return self.attribute.rsplit(".", 1)[-1]
-
-    @contextlib.contextmanager
-    def replace(self, value: object) -> Iterator[None]:
-        """Set the attribute to ``value`` for the time of the block."""
-        owner, leaf = self.find_owner(), self.leaf
-        # Of a class its own entry: a static method as such, and none of an inherited one.
-        present = vars(owner).get(leaf, _MISSING) if isinstance(owner, type) else getattr(owner, leaf, _MISSING)
-        setattr(owner, leaf, value)
-        try:
-            yield
-        finally:
-            if present is _MISSING:
-                delattr(owner, leaf)
-            else:
-                setattr(owner, leaf, present)
-
-
 @dataclass(frozen=True)
 class Patch(Attribute, Generic[W]):
     """A function of torch that is replaced while a compile is watched."""
@@ -91,9 +57,9 @@ class Patch(Attribute, Generic[W]):
     # runs in the place of the function, given what watches, the original and the arguments of the call. What it raises
     # by itself never reaches the compile: see :func:`run_contained`
     wrap: Callable[Concatenate[W, Function, ...], object]
-    # what is wrong with the patch on this torch, by what a few small compiles recorded; it gives None if the patch
-    # holds. There is none where the function runs only on CUDA, or only when something fails
+    # what is wrong with the patch on this torch, by what a few small compiles recorded; None if it holds
     probe: PatchProbe | None = None
+    unprobed: str = ""  # why it has no probe, a sentence
     takes: tuple[str, ...] = ()  # the first parameters of the function, as the wrapper relies on them
     # of a family of functions, a patch for each; ``attribute`` describes them
     members: Callable[[W], Sequence[Patch[W]]] | None = None
@@ -108,13 +74,10 @@ class Patch(Attribute, Generic[W]):
         parameters = tuple(inspect.signature(getattr(self.find_owner(), self.leaf)).parameters)
         return None if parameters[: len(self.takes)] == self.takes else f"takes {', '.join(parameters)}"
 
-    def check_place(self) -> str | None:
-        """Return the reason why this torch has no place for the patch; None if it has one."""
-        try:
-            _ = getattr(self.find_owner(), self.leaf) if self.members is None else importlib.import_module(self.module)
-        except (ImportError, AttributeError) as error:
-            return describe_error(error)
-        return None
+    @property
+    def is_family(self) -> bool:
+        """True where there is a patch for each of several functions."""
+        return self.members is not None
 
     def make_unseen(self, why: str) -> Unseen:
         """Return the note that the observations of this patch are missing."""

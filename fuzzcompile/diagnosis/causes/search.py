@@ -21,11 +21,11 @@ from fuzzcompile.model.contract import CauseJson, ReportJson
 from fuzzcompile.model.culprit_contract import CulpritJson, read_details
 from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.signatures import drop_fingerprint, has_fingerprints, parse_fingerprint
-from fuzzcompile.model.stages import GRAPH_STAGES
+from fuzzcompile.model.stages import DECOMPOSITION, GRAPH_STAGES
 from fuzzcompile.model.thresholds import NEARER_TO_NEIGHBOUR
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.capture.case_loader import load
-from fuzzcompile.programs.edits.changes import Change, generate_changes
+from fuzzcompile.programs.edits.changes import Change, generate_changes, generate_copies
 from fuzzcompile.programs.ir.case_source import MOST_LITERALS, write_program, write_source
 from fuzzcompile.programs.ir.case_text import program_key
 from fuzzcompile.programs.ir.evaluation import evaluate
@@ -224,13 +224,13 @@ def find_cause(
         return None
     window, seen = shown if known else _shrink(*shown, budget)
     verdict = Verdict(report["verdict"])
-    plain = verdict is Verdict.METADATA and _differs_in_strides_alone(report)
-    change, still = _find_nearest(window, budget, known, verdict, settles="layout" if plain else None)
+    settles = _find_settling(report, window)
+    change, still = _find_nearest(window, budget, known, verdict, settles=settles)
     if change is None:
         return None
     neighbour = verdict.kind == "values" and _matches_neighbour(window, change.program, seen)
     cause: CauseJson = {
-        "fingerprint": change.fingerprint,
+        "fingerprint": _SHARING if verdict is Verdict.ALIASING else change.fingerprint,
         "kind": change.kind,
         "before": change.before,
         "after": change.after,
@@ -266,10 +266,21 @@ def _find_places(culprit: CulpritJson) -> tuple[set[int], int | None, int]:
     return lines, parse_line(where), int(ordinal) if ordinal.isdigit() else 1
 
 
-def _differs_in_strides_alone(report: ReportJson) -> bool:
-    """Return whether a search on a known wrong layout can find nothing but the plain layout."""
-    outputs = (report.get("evidence") or {}).get("outputs") or ()
-    return {output.get("finding") for output in outputs} - {None, "same", "close", "wild"} == {"stride"}
+def _find_settling(report: ReportJson, window: Program) -> str | None:
+    """The kind of change that says all there is to say: another layout of what is laid out wrongly, or a copy.
+
+    Where memory is shared otherwise than in eager mode, that is the cause, whatever avoids it.
+    """
+    verdict, outputs = Verdict(report["verdict"]), (report.get("evidence") or {}).get("outputs") or ()
+    if verdict is Verdict.METADATA:
+        wrong = {output.get("finding") for output in outputs} - {None, "same", "close", "wild"}
+        return "layout" if wrong == {"stride"} else None
+    decomposed = (report.get("culprit") or {}).get("stage") == DECOMPOSITION
+    writes = any(statement.writes for statement in window.statements)
+    return _SHARING if verdict is Verdict.ALIASING or (decomposed and writes) else None
+
+
+_SHARING = "sharing"
 
 
 def _find_nearest(
@@ -280,13 +291,14 @@ def _find_nearest(
     A known change is taken at once if the culprit still matches, or if it is of the kind that ``settles`` the matter.
     Of two that say as much, the first is kept.
     """
-    offered = sorted(generate_changes(window), key=lambda change: change.fingerprint not in known)
+    copies = generate_copies(window) if settles == _SHARING else ()
+    offered = [*copies, *sorted(generate_changes(window), key=lambda change: change.fingerprint not in known)]
     best: tuple[Change | None, CulpritActivity] = (None, CulpritActivity.ABSENT)
     least, further = (CulpritActivity.ABSENT, True), 0
     for change, (_, seen) in zip(offered, budget.screen((each.program for each in offered), _NEIGHBOURS), strict=False):
         further += best[0] is not None
         # A copy separates two operators, which may affect a pass by more than the layout.
-        weak = change.hides and change.kind != "argument"
+        weak = change.hides and change.kind not in ("argument", _SHARING if settles == _SHARING else None)
         # An operator that is put into the middle of what a pattern matches always hides it; only of a wrong layout is
         # the plain layout the nearest that is right all the same.
         layout = change.kind == "layout" and verdict is Verdict.METADATA
@@ -351,7 +363,7 @@ def add_cause(
     """
     if not report.is_bug:
         return report
-    report = replace(report, program=program_key(case.source))
+    report = replace(report, program=program_key(case.source, sizes=False))
     culprit = report.attribution.culprit
     if culprit is None or not culprit.is_named or not has_fingerprints(culprit.stage):
         return report

@@ -57,13 +57,17 @@ _PERMUTATION_SEED = 13
 
 @dataclass(frozen=True)
 class Sample:
-    """One value of one run, summarised (:data:`SUMMARIES`), and a part of its elements in float64."""
+    """One value of one run, summarised (:data:`SUMMARIES`), and a part of its elements in float64.
+
+    ``bits`` is a hash of all elements, before any of them counts as zero.
+    """
 
     kind: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     summaries: tuple[float, ...]
     elements: torch.Tensor
+    bits: int
 
 
 SampledRun = Mapping[str, Sample]
@@ -116,15 +120,24 @@ def measure_floors(eager: Observation, perturbed: Sequence[Observation]) -> dict
     return floors
 
 
-def find_varying(runs: Sequence[SampledRun]) -> tuple[str, ...]:
-    """Names of the values that are not the same in all ``runs``: the others depend on no random number."""
-    names = dict.fromkeys(name for run in runs for name in run)
-    return tuple(name for name in names if _varies([run.get(name) for run in runs]))
+def find_varying(*sides: Sequence[SampledRun]) -> tuple[str, ...]:
+    """Names of the values that are not the same in all runs of a side: the others depend on no random number.
+
+    Both sides count, and each bit: of a mask that rarely drops anything, or of numbers that mostly count as rounding,
+    the runs of one side may well be alike.
+    """
+    names = dict.fromkeys(name for runs in sides for run in runs for name in run)
+    return tuple(name for name in names if any(len({_read_bits(run, name) for run in runs}) > 1 for runs in sides))
+
+
+def _read_bits(run: SampledRun, name: str) -> tuple[object, ...] | None:
+    sample = run.get(name)
+    return None if sample is None else (sample.shape, sample.bits)
 
 
 def find_differences(eager: Sequence[SampledRun], compiled: Sequence[SampledRun]) -> list[DistributionDifference]:
     """The values in which the two samples of runs cannot have come from one distribution (see the module's text)."""
-    names = find_varying(eager)
+    names = find_varying(eager, compiled)
     alpha = ERROR_RATE / max(1, len(names) * len(SUMMARIES))
     differing = []
     for name in names:
@@ -170,6 +183,7 @@ def apply_distribution(
 def _summarise(kind: str, tensor: torch.Tensor, floor: float) -> Sample:
     wide = metrics.widen(tensor)
     flat = torch.view_as_real(wide).flatten() if wide.is_complex() else wide.flatten()
+    bits = hash(flat.cpu().numpy().tobytes())
     if floor:
         flat = flat.masked_fill(flat.abs() <= floor, 0.0)
     finite = flat[torch.isfinite(flat)]
@@ -179,18 +193,7 @@ def _summarise(kind: str, tensor: torch.Tensor, floor: float) -> Sample:
     summaries = (zeros, others, float(values.mean()), metrics.rms(values), float(values.min()), float(values.max()))
     step = max(1, math.ceil(flat.numel() / _MOST_ELEMENTS))
     elements = flat[::step].nan_to_num(0.0, 0.0, 0.0).clone()
-    return Sample(kind, tuple(tensor.shape), tensor.dtype, summaries, elements)
-
-
-def _varies(samples: Sequence[Sample | None]) -> bool:
-    first, *others = samples
-    return any(
-        first is None
-        or other is None
-        or (other.shape, other.summaries) != (first.shape, first.summaries)
-        or not torch.equal(other.elements, first.elements)
-        for other in (first, *others)
-    )
+    return Sample(kind, tuple(tensor.shape), tensor.dtype, summaries, elements, bits)
 
 
 def _summary_difference(

@@ -1,4 +1,4 @@
-"""Branches of torch's own Python that only compiled programs take: eager mode on them, beside the compiled program."""
+"""Branches of Python that only compiled programs take: eager mode on them, beside the compiled program."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_PLACES = 12
 
 
 def prove_compiling_branch(ablator: Ablator) -> Attribution | None:
-    """The branches of torch that make eager mode agree with the compiled program, the fewest; None if none do."""
+    """The branches that make eager mode agree with the compiled program, the fewest; None if none do."""
     if not (ablator.is_of_values or _accepts(ablator)):
         return None
     asked = tuple(run_first_eagerly(ablator.experiments, pretend_compiling) or ())
@@ -62,7 +62,7 @@ def _agrees(ablator: Ablator, places: Sequence[AskingPlace]) -> bool:
 
 
 def _describe(places: Sequence[AskingPlace]) -> str:
-    where = ", ".join(map(str, places)) if len(places) <= 2 else f"{len(places)} places of torch"
+    where = ", ".join(map(str, places)) if len(places) <= 2 else f"{len(places)} places"
     return f"eager mode in which torch.compiler.is_compiling() is true in {where}"
 
 
@@ -70,8 +70,15 @@ def _accepts(ablator: Ablator) -> bool:
     return ablator.verdict is Verdict.ACCEPTS_INVALID
 
 
-def _find_designs(places: Sequence[AskingPlace], *, of_values: bool) -> Sequence[DesignedBranch]:
-    return facts().find_designs({f"{place.file}:{place.function}" for place in places}, of_values=of_values)
+def _find_designs(places: Sequence[AskingPlace], *, of_values: bool) -> list[DesignedBranch]:
+    """The reasons why compiled programs are meant to take these branches; none if one of torch's has none."""
+    own = [str(place) for place in places if not place.is_of_torch]
+    of_torch = {f"{place.file}:{place.function}" for place in places if place.is_of_torch}
+    designs = facts().find_designs(of_torch, of_values=of_values)
+    if of_torch and not designs:
+        return []
+    said = "the program itself asks there whether it is compiled"
+    return [*designs, *(DesignedBranch(places=frozenset(), why=said, source=place) for place in own[:1])]
 
 
 def measure_against_updates(experiments: Experiments, comparisons: Sequence[Comparison]) -> float:

@@ -377,7 +377,7 @@ class Experiments:
                 return self.judge(observation), ()  # no further run is made after a failure that settles it
             if not observation.failure:
                 samples.append(self.runs.sample(observation))
-        names = random_streams.find_varying(eager)
+        names = random_streams.find_varying(eager, [self.runs.sample(run), *samples])
         if min(len(eager), len(samples)) < random_streams.FEWEST:
             return Judgement(Verdict.UNSTABLE, detail="random, and fails under most seeds", confidence="low"), names
         differences = random_streams.find_differences(eager, samples)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fuzzcompile.compiler.torch_api import replace_optimize
+from fuzzcompile.compiler.torch_api import replace_compile
 from fuzzcompile.programs.capture.state import Ambient, World, Worlds
 from fuzzcompile.run.case import Arguments, Case, CompileSettings
 from fuzzcompile.run.case_program import place_input
@@ -247,14 +247,8 @@ class CompileInterception:
     @contextlib.contextmanager
     def install(self) -> Iterator[None]:
         """Let scripts compile through this object in the block."""
-        namespace = vars(torch)
-        original = namespace["compile"]
-        namespace["compile"] = self.compile
-        try:
-            with replace_optimize(self.optimize):
-                yield
-        finally:
-            namespace["compile"] = original
+        with replace_compile(self.compile, self.optimize):
+            yield
 
     def compile(self, model: object = None, **arguments: object) -> object:
         """Replaces ``torch.compile``."""

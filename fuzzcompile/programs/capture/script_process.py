@@ -20,10 +20,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
+from fuzzcompile.compiler.torch_api import CUDA
 from fuzzcompile.compiler.torch_config import find_import_variables
 from fuzzcompile.run.reachable_state import is_user_file
 
@@ -138,9 +138,10 @@ def imitate_cuda() -> Iterator[None]:
         yield
         return
     with contextlib.ExitStack() as stack:
-        for module, stand_ins in ((torch.cuda, _IMITATED), (torch.cuda.amp, _CPU_AMP)):
-            there = {name: value for name, value in stand_ins.items() if hasattr(module, name)}
-            stack.enter_context(mock.patch.multiple(module, **there))
+        for name, stand_in in _IMITATED.items():
+            place = CUDA.name_member(name)
+            if place.check_place() is None:
+                stack.enter_context(place.replace(stand_in))
         yield
 
 
@@ -173,12 +174,10 @@ _IMITATED: Mapping[str, Any] = {
     "device": _value(contextlib.nullcontext()),
     "Event": _Event,
     **{name: getattr(torch, name) for name in ("FloatTensor", "HalfTensor", "LongTensor", "DoubleTensor")},
-}
-_CPU_AMP: Mapping[str, Any] = {
-    "autocast": lambda enabled=True, dtype=None, cache_enabled=None: torch.autocast(
+    "amp.autocast": lambda enabled=True, dtype=None, cache_enabled=None: torch.autocast(
         "cpu", dtype=dtype, enabled=enabled, cache_enabled=cache_enabled
     ),
-    "GradScaler": functools.partial(torch.amp.GradScaler, "cpu"),
+    "amp.GradScaler": functools.partial(torch.amp.GradScaler, "cpu"),
 }
 
 

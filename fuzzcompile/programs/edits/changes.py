@@ -209,8 +209,14 @@ def _change_sharing(program: Program) -> Iterator[Change]:
                 copy = Statement(f"{name}_copy", "method", "clone", (Ref(name),))
                 changed = _use_copy(program, statement, name, copy)
                 yield Change(changed, "sharing", "sharing", name, _format_call(copy), True)
+    yield from generate_copies(program)
+
+
+def generate_copies(program: Program) -> Iterator[Change]:
+    """A copy of each result that is returned, or of what something is written into, so that it shares no memory."""
+    written = {name for statement in program.statements if statement.writes for name in statement.refs()[:1]}
     for statement in program.statements:
-        if statement.writes or (statement.name in program.output_refs() and name_operation(statement) in _VIEWS):
+        if statement.writes or statement.name in {*program.output_refs(), *written}:
             yield _call_behind(program, statement, "clone", "sharing")
 
 

@@ -85,8 +85,10 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _ASSIGNED = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)
 
 
-def program_key(source: str) -> str:
+def program_key(source: str, *, sizes: bool = True) -> str:
     """The hexadecimal SHA-256 of the program of a case file (or of a reproducer that contains one), up to names.
+
+    Without ``sizes`` a number counts by its kind alone: 0, 1, another whole number, or a fraction.
 
     Names of variables, parameters, functions, classes and attributes, docstrings, comments, annotations, the
     ``__main__`` part and the spelling of imports do not count, nor does whether a value that is used once has a name of
@@ -100,9 +102,18 @@ def program_key(source: str) -> str:
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 node.body = _nest_values(node.body)
+        if not sizes:
+            _round_numbers(tree)
         attributes = {name: f"a{number}" for number, name in enumerate(dict.fromkeys(_find_own_attributes(tree)))}
         source = ast.unparse(ast.fix_missing_locations(_ScopeRenamer(attributes).visit(tree)))
     return hashlib.sha256(source.encode()).hexdigest()
+
+
+def _round_numbers(tree: ast.Module) -> None:
+    """Put one number in the place of all of a kind; 0 and 1 are kinds of their own, as every negative is of its own."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value not in (0, 1):
+            node.value = 2 if isinstance(node.value, int) else 0.5
 
 
 def _drop_what_computes_nothing(tree: ast.Module) -> None:

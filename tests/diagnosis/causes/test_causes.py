@@ -176,7 +176,8 @@ def test_a_bug_without_a_proved_culprit_goes_by_its_program(tmp_path):
         report = judge_file(task).report
     assert report["is_bug"] and report["culprit"]["necessary"] is not True
     key = program_key(
-        Path(task.path).read_text().replace("program", "scores").replace("(x)", "(tensor)").replace("x.", "tensor.")
+        Path(task.path).read_text().replace("program", "scores").replace("(x)", "(tensor)").replace("x.", "tensor."),
+        sizes=False,
     )
     assert report["signature"] == make_program_signature(report["culprit"]["stage"], key)
 
@@ -186,3 +187,34 @@ def test_a_cause_that_is_proved_for_errors_is_not_known_for_values():
     hit = TriageReport("case", "2.13.0", "cpu", Verdict.MISCOMPILE, "low", attribution=Attribution(culprit, known=True))
     known = [("joint_graph:mine.py:rule:dtype", "error"), ("joint_graph:mine.py:rule:sum(dim)", "values")]
     assert known_causes(hit, known) == {"sum(dim)"}
+
+
+# -- memory that is shared, or is not ---------------------------------------------------------------
+
+SHARED = """
+import torch
+import torch.nn.functional as F
+
+def program(x):
+    h = x * 2
+    {statements}
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(2, 3),)
+"""
+
+
+def test_a_place_that_heeds_no_memory_is_one_bug_whatever_avoids_it(write_case):
+    """The decomposition of dropout copies where eager mode returns its input: in eval mode, without a probability."""
+    bodies = (
+        "return h, F.dropout(h, 0.3, training=False)",
+        "return h, F.dropout(h, 0.0)",
+        "F.dropout(h, 0.3, training=False).add_(1)\n    return h",
+    )
+    reports = [judge_file(JudgeTask(path=str(write_case(SHARED.format(statements=body))))).report for body in bodies]
+    assert [report["verdict"] for report in reports] == ["aliasing", "aliasing", "miscompile"]
+    assert {report["signature"] for report in reports} == {
+        "decomposition:torch/_decomp/decompositions.py:dropout:sharing"
+    }
+    assert {report["cause"]["after"].rpartition(".")[2] for report in reports} == {"clone()"}

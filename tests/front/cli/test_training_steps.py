@@ -109,3 +109,27 @@ def test_a_bug_in_such_a_step_is_a_bug(judged, write_case):
     status, report = judged("AdamW", "--plant", str(write_case(WRONG_TANH, "plant.py")))
     assert (status, report["is_bug"]) == (1, True)
     assert (report["culprit"]["stage"], report["culprit"]["family"]) == ("lowering", "tanh")
+
+
+def test_a_branch_of_the_program_itself_is_named_with_its_line(write_case, capsys):
+    path = write_case("""
+import torch
+
+
+def scale(x):
+    if torch.compiler.is_compiling():
+        return x * 2
+    return x * 3
+
+
+@torch.compile
+def program(x):
+    return scale(x).sin()
+
+
+program(torch.randn(4, 4))
+""")
+    status, report = call("triage", path, "--json"), json.loads(capsys.readouterr().out)
+    culprit = report["culprit"]
+    assert (status, report["verdict"], report["confidence"]) == (0, "by_design", "high")
+    assert (culprit["source"], culprit["line"], culprit["rewrite"]) == (path.name, 6, "scale")

@@ -105,6 +105,18 @@ def test_what_is_computed_counts(before, after):
     assert program_key(CASE) != program_key(CASE.replace(before, after))
 
 
+def test_without_sizes_numbers_count_by_their_kind():
+    def key(before: str, after: str) -> str:
+        assert before in CASE
+        return program_key(CASE.replace(before, after), sizes=False)
+
+    same = key("torch.randn(2, 3, 4)", "torch.randn(2, 3, 5)")
+    assert same == key("torch.randn(2, 3, 4)", "torch.randn(7, 3, 9)") == program_key(CASE, sizes=False)
+    assert same != key("torch.randn(2, 3, 4)", "torch.randn(1, 3, 4)")
+    assert same != key("torch.randn(2, 3, 4)", "torch.randn(2, 0, 4)")
+    assert same != key("dim=-1", "dim=1")
+
+
 def test_a_write_between_a_value_and_its_use_counts():
     late = CASE.replace("    return F", "    x.mul_(2)\n    return F")
     early = CASE.replace("    h = x", "    x.mul_(2)\n    h = x")

@@ -1,6 +1,6 @@
 """The pages in a headless Chromium: what scripts do, keys, phones, paper, and that nothing asks the network.
 
-Needs playwright (the extra ``browser``) and a Chromium on the PATH; skipped without them.
+Needs playwright (the extra ``browser``) and a Chromium, on the PATH or playwright's own; skipped without them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ EVIL = "</script><script>document.title = 'taken'</script><img src=x onerror=\"d
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install fuzzcompile[browser]")
-    if CHROMIUM is None:
-        pytest.skip("needs a Chromium on the PATH")
     with api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        chromium = CHROMIUM or playwright.chromium.executable_path
+        if not Path(chromium).exists():
+            pytest.skip("needs a Chromium on the PATH, or that of `playwright install chromium`")
+        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield started
         started.close()
 

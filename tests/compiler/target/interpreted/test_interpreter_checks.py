@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fuzzcompile.compiler.target import kernel_log, target_process
-from fuzzcompile.compiler.target.target_patches import ReplacedAttribute
+from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
 needs_triton = pytest.mark.skipif(
     target_process.explain_unfit_interpreter() is not None, reason=str(target_process.explain_unfit_interpreter())

@@ -1,0 +1,277 @@
+"""Faults of eager mode on the CPU that were reported and mended upstream, as torch 2.13 shows them.
+
+The numbers are pull requests of pytorch/pytorch that mended a fault between torch 2.11 and 2.15, as torch's release
+notes say. What is mended in the installed torch is put back, under the dispatch key where it was; what is not is there
+already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, NamedTuple
+from unittest import mock
+
+import torch
+from torch.nn import functional
+
+aten = torch.ops.aten
+Kernel = Callable[..., Any]
+COMPOSITE = "CompositeImplicitAutograd"
+Plant = Callable[[], AbstractContextManager[object]]
+Where = Literal["kernel", "composite", "formula", "Python"]
+"""What was wrong: a kernel, an operator composed of others, autograd's formula, or a function in Python."""
+
+_SOURCE = """
+import torch
+import torch.nn.functional as F
+
+BACKWARD = {backward}
+
+
+def make():
+    torch.manual_seed(0)
+
+    def program({names}):
+        return {body}
+
+    return program, ({inputs},)
+"""
+
+
+class MendedFault(NamedTuple):
+    """A fault, a program that shows it, and what puts it back; ``operator`` is what an answer should name."""
+
+    number: int
+    mended: str
+    where: Where
+    operator: str
+    circumstance: str
+    body: str
+    inputs: str
+    plant: Plant | None = None
+    backward: bool = False
+    # of a composite operator: the same for eager mode alone, by a kernel for the CPU
+    apart: Plant | None = None
+
+    def __str__(self) -> str:
+        return f"#{self.number} {self.operator}"
+
+    def install(self) -> AbstractContextManager[object]:
+        """A block in which torch has the fault."""
+        return nullcontext() if self.plant is None else self.plant()
+
+    def write_program(self) -> str:
+        """The case that shows it."""
+        names = ", ".join("xyz"[: self.inputs.count(";") + 1])
+        inputs = ", ".join(map(str.strip, self.inputs.split(";")))
+        return _SOURCE.format(backward=self.backward, names=names, body=self.body, inputs=inputs)
+
+
+@contextlib.contextmanager
+def override(operator: torch._ops.OpOverload, key: str, wrong: Kernel) -> Iterator[None]:
+    """In the block, ``operator`` is ``wrong``, which gets what it was before the arguments."""
+    kernel = torch.library.get_kernel(operator, key)
+    namespace, _, name = operator._schema.name.partition("::")
+    overload = operator._schema.overload_name
+
+    def run(keys: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
+        return wrong(functools.partial(kernel.call_boxed, keys), *args, **kwargs)
+
+    library = torch.library.Library(namespace, "IMPL")
+    library.impl(f"{name}.{overload}" if overload else name, run, key, with_keyset=True, allow_override=True)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+@contextlib.contextmanager
+def replace_composite(operator: torch._ops.OpOverload, key: str, wrong: Kernel) -> Iterator[None]:
+    """In the block, an operator that is composed of others is ``wrong``, for all devices or for eager mode on the CPU.
+
+    The compiler composes operators as eager mode does, but for those that have a kernel for the ``CPU``.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    library.impl(operator._schema.name.partition("::")[2], wrong, key, allow_override=True)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+# The faults, as they were.
+
+
+def _trace_backward(grad: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    """Steps along the diagonal that do not end with it."""
+    flat = grad.new_zeros(sizes[0] * sizes[1])
+    indices = torch.arange(0, flat.numel(), sizes[1] + 1)
+    return flat.index_fill(0, indices, grad).view(sizes)
+
+
+class _Det(torch.autograd.Function):
+    """The derivative det(A) A⁻ᵀ, taken for 0 where A is singular, which a 1×1 matrix may be and have 1."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch._C._AutoDispatchBelowAutograd():
+            det, lu, pivots = aten._linalg_det.default(a)
+        ctx.save_for_backward(a, det)
+        ctx.mark_non_differentiable(lu, pivots)
+        return det, lu, pivots
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        a, det = ctx.saved_tensors
+        singular = (det == 0)[..., None, None]
+        inverse = torch.linalg.inv(torch.where(singular, torch.eye(a.shape[-1], dtype=a.dtype), a))
+        return torch.where(singular, 0, (grad * det)[..., None, None] * inverse.mT)
+
+
+def _lp_pool1d(x: torch.Tensor, norm_type: float, kernel_size: int) -> torch.Tensor:
+    """The form for finite norms, whatever the norm."""
+    powers = functional.avg_pool1d(x.pow(norm_type), kernel_size)
+    return (torch.sign(powers) * torch.relu(powers.abs())).mul(kernel_size).pow(1.0 / norm_type)
+
+
+def _sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Zeros where there is nothing to compare queries and keys by; equal weights are right."""
+    if query.shape[-1]:
+        return aten._scaled_dot_product_attention_math.default(query, key, value, *args, **kwargs)[0]
+    return value.new_zeros(*query.shape[:-1], value.shape[-1])
+
+
+def _lstsq(kernel: Kernel, *args: Any, **kwargs: Any) -> Any:
+    """Pivots of one matrix of a batch are left to the next: all have the first one's rank."""
+    solution, residuals, rank, values = kernel(*args, **kwargs)
+    return solution, residuals, rank[:1].expand_as(rank).clone() if rank.dim() else rank, values
+
+
+def _stale(kernel: Kernel, x: torch.Tensor, n: torch.Tensor) -> Any:
+    """What was in the memory of the result, where the recurrence is left at its first NaN."""
+    return torch.where(x.isnan(), 0.25, kernel(x, n))
+
+
+_POINTS = "torch.tensor([0.3, float('nan'), -0.7, float('nan'), 0.5, 0.1, -0.2, 0.9])"
+_ORDERS = "torch.tensor([5.0] * 8)"
+
+
+def _polynomial(operator: torch._ops.OpOverload) -> Plant:
+    return lambda: override(operator, "CPU", _stale)
+
+
+FAULTS = (
+    MendedFault(
+        175068,
+        "2.12",
+        "composite",
+        "aten.trace_backward.default",
+        "more rows than columns and one",
+        "torch.trace(x) * 2",
+        "torch.randn(5, 2, requires_grad=True)",
+        lambda: replace_composite(aten.trace_backward.default, COMPOSITE, _trace_backward),
+        backward=True,
+        apart=lambda: replace_composite(aten.trace_backward.default, "CPU", _trace_backward),
+    ),
+    MendedFault(
+        171225,
+        "2.12",
+        "formula",
+        "aten._linalg_det.default",
+        "gradient of a 1×1 matrix that is 0",
+        "torch.linalg.det(x) * 3",
+        "torch.zeros(1, 1, requires_grad=True)",
+        lambda: override(aten._linalg_det.default, "AutogradCPU", lambda _, a: _Det.apply(a)),
+        backward=True,
+    ),
+    MendedFault(
+        184914,
+        "2.13",
+        "composite",
+        "aten.scaled_dot_product_attention.default",
+        "queries and keys of size 0",
+        "F.scaled_dot_product_attention(x, y, z)",
+        "torch.randn(1, 2, 3, 0); torch.randn(1, 2, 4, 0); torch.randn(1, 2, 4, 5)",
+        lambda: replace_composite(aten.scaled_dot_product_attention.default, COMPOSITE, _sdpa),
+        apart=lambda: replace_composite(aten.scaled_dot_product_attention.default, "CPU", _sdpa),
+    ),
+    MendedFault(
+        183997,
+        "2.13",
+        "Python",
+        "F.lp_pool1d",
+        "norm of infinite order",
+        "F.lp_pool1d(x, float('inf'), 2)",
+        "torch.randn(1, 2, 8) * 3",
+        lambda: mock.patch.object(functional, "lp_pool1d", _lp_pool1d),
+    ),
+    MendedFault(
+        186566,
+        "2.14",
+        "formula",
+        "aten.ldexp.Tensor",
+        "gradient for negative exponents",
+        "torch.ldexp(x, y)",
+        "torch.randn(4, requires_grad=True); torch.tensor([-1, -2, 3, 0])",
+        backward=True,
+    ),
+    MendedFault(
+        187506,
+        "2.14",
+        "kernel",
+        "aten._scaled_dot_product_flash_attention_for_cpu.default",
+        "keys whose last dimension has a stride",
+        "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, y.mT, z)[0]",
+        "torch.randn(1, 2, 8, 16); torch.randn(1, 2, 16, 8); torch.randn(1, 2, 8, 16)",
+    ),
+    MendedFault(
+        186414,
+        "2.14",
+        "kernel",
+        "aten.native_group_norm_backward.default",
+        "a gradient that is transposed",
+        "torch.ops.aten.native_group_norm_backward("
+        "x.mT, y, *torch.ops.aten.native_group_norm(y, None, None, 2, 4, 6, 2, 1e-5)[1:], z, 2, 4, 6, 2, [True] * 3)",
+        "torch.randn(2, 6, 4); torch.randn(2, 4, 6); torch.randn(4)",
+    ),
+    MendedFault(
+        187436,
+        "2.14",
+        "kernel",
+        "aten.linalg_lstsq.default",
+        "rank of a batch by gelsy",
+        "torch.linalg.lstsq(x, y, driver='gelsy').rank",
+        "torch.stack([torch.ones(4, 3), torch.eye(4, 3)]); torch.randn(2, 4, 1)",
+        lambda: override(aten.linalg_lstsq.default, "CPU", _lstsq),
+    ),
+    *(
+        MendedFault(
+            number,
+            "2.14",
+            "kernel",
+            f"aten.{name}.default",
+            "NaN",
+            f"torch.special.{name.removeprefix('special_')}(x, y)",
+            f"{_POINTS}; {_ORDERS}",
+            _polynomial(getattr(aten, name).default),
+        )
+        for number, name in (
+            (187767, "special_chebyshev_polynomial_u"),
+            (187767, "special_shifted_chebyshev_polynomial_t"),
+            (188027, "special_laguerre_polynomial_l"),
+            (188027, "special_legendre_polynomial_p"),
+        )
+    ),
+    MendedFault(
+        186358,
+        "2.14",
+        "kernel",
+        "aten.softshrink.default",
+        "bfloat16 at its threshold",
+        "F.softshrink(x, 0.1)",
+        "torch.tensor([0.1001, 0.1, -0.1001, 0.0996] * 8, dtype=torch.bfloat16)",
+    ),
+)
