@@ -5,7 +5,7 @@
 Every optimizer of ``torch.optim`` in each of its implementations and with each of its settings, and a few of them with
 each learning rate scheduler, clipped gradients, a gradient scaler, and averaged weights (``optimizer_scripts.py``). A
 program is a script that compiles four training steps and asks ``fuzzcompile.triage`` about them; a worker judges. Some
-260 programs take three quarters of an hour of one core.
+260 programs take half an hour of a quiet core.
 
 ``--state`` holds a line of JSON for each program that was judged: what stands there is not judged again, unless its
 script has changed. ``--only`` judges the programs whose name holds one of the words; ``--again`` judges them anew.

@@ -13,7 +13,6 @@ import sys
 import textwrap
 import types
 import warnings
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -272,9 +271,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
                 self.globals_ref[id(vars(module))] = _Globals(name, path)
 
     def reducer_override(self, obj: object) -> object:
-        """Operators go by name, and weak references with what they refer to; pickle knows nothing of them.
+        """Operators go by name; pickle knows nothing of them.
 
-        An optimizer goes whole: what it would be saved as lacks its hooks, and the step that a scheduler counts.
+        An optimizer goes with attributes that it would not be saved with, such as its hooks. What stands in for a
+        method (the step that a scheduler counts) stays here: as a copy it would have its own copy of torch's globals.
         """
         if isinstance(obj, OpOverload):
             return _find_operator, (*obj._schema.name.split("::"), obj._overloadname)
@@ -282,16 +282,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
             return _find_operator, tuple(obj._qualified_op_name.split("::"))
         if isinstance(obj, type(torch.ops.aten)):
             return _find_operator, (obj.name,)
-        if type(obj) is weakref.ref:
-            return (weakref.ref, (referent,)) if (referent := obj()) is not None else (_make_dead_reference, ())
         saved = torch.optim.Optimizer.__getstate__
         if isinstance(obj, torch.optim.Optimizer) and type(obj).__getstate__ is saved:
-            return copyreg.__newobj__, (type(obj),), vars(obj)  # type: ignore[attr-defined]
+            state = {name: value for name, value in vars(obj).items() if not hasattr(type(obj), name)}
+            return copyreg.__newobj__, (type(obj),), state  # type: ignore[attr-defined]
         return (_find_operator, ()) if obj is torch.ops else super().reducer_override(obj)
-
-
-def _make_dead_reference() -> weakref.ref[Any]:
-    return weakref.ref(types.SimpleNamespace())
 
 
 def _find_operator(*path: str) -> object:
