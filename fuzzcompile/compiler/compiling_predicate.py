@@ -10,6 +10,7 @@ that is a place of dynamo's own, which counts as asking at each step of such an 
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Collection, Iterator
 from types import FrameType
@@ -21,6 +22,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from fuzzcompile.compiler.watch.rule_labels import find_source, shorten_file
 from fuzzcompile.run.torch_attributes import ReplacedAttribute
+
+# Functions by whose names the same question is asked, of torch and of libraries: whoever calls them asks.
+_QUESTION = re.compile(r"is_(\w+_)?compiling")
 
 
 class AskingPlace(NamedTuple):
@@ -58,7 +62,7 @@ class _Asked:
 
 def _find_place(frame: FrameType | None) -> AskingPlace | None:
     """The place that asks, outside of torch's private packages, which hold the compiler."""
-    while frame is not None and frame.f_code.co_name.endswith("_compiling"):  # another name for the same question
+    while frame is not None and _QUESTION.fullmatch(frame.f_code.co_name):
         frame = frame.f_back
     if frame is None:
         return None

@@ -58,3 +58,15 @@ def test_optimizers_without_the_setting_are_not_asked():
         step(make_optimizer("SGD"))
         step(make_optimizer("Adamax", capturable=True))
     assert "_set_capturable" not in {place.function for place in asked}
+
+
+def test_whoever_calls_a_function_that_only_asks_is_the_place():
+    def is_traced_or_compiling() -> bool:
+        return bool(torch.compiler.is_compiling())
+
+    def stack_if_compiling() -> str:
+        return "stacked" if is_traced_or_compiling() else "listed"
+
+    with pretend_compiling() as asked:
+        assert stack_if_compiling() == "stacked"
+    assert [place.function for place in asked] == ["stack_if_compiling"]
