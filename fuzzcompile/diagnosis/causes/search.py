@@ -25,7 +25,7 @@ from fuzzcompile.model.stages import DECOMPOSITION, GRAPH_STAGES
 from fuzzcompile.model.thresholds import NEARER_TO_NEIGHBOUR
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.capture.case_loader import load
-from fuzzcompile.programs.edits.changes import Change, generate_changes, generate_copies
+from fuzzcompile.programs.edits.changes import Change, generate_changes
 from fuzzcompile.programs.ir.case_source import MOST_LITERALS, write_program, write_source
 from fuzzcompile.programs.ir.case_text import program_key
 from fuzzcompile.programs.ir.evaluation import evaluate
@@ -291,8 +291,8 @@ def _find_nearest(
     A known change is taken at once if the culprit still matches, or if it is of the kind that ``settles`` the matter.
     Of two that say as much, the first is kept.
     """
-    copies = generate_copies(window) if settles == _SHARING else ()
-    offered = [*copies, *sorted(generate_changes(window), key=lambda change: change.fingerprint not in known)]
+    changes = generate_changes(window, copies_first=settles == _SHARING)
+    offered = sorted(changes, key=lambda change: change.fingerprint not in known)
     best: tuple[Change | None, CulpritActivity] = (None, CulpritActivity.ABSENT)
     least, further = (CulpritActivity.ABSENT, True), 0
     for change, (_, seen) in zip(offered, budget.screen((each.program for each in offered), _NEIGHBOURS), strict=False):

@@ -40,9 +40,10 @@ class Change:
     statement: Statement | None = None
 
 
-def generate_changes(program: Program) -> Iterator[Change]:
-    """Programs one change away that run in eager, without duplicates."""
-    return _select_running(program, _list_all(program, evaluate(program)))
+def generate_changes(program: Program, *, copies_first: bool = False) -> Iterator[Change]:
+    """Programs one change away that run in eager, without duplicates; copies of results before all others, if asked."""
+    copies = _copy_results(program) if copies_first else ()
+    return _select_running(program, chain(copies, _list_all(program, evaluate(program))))
 
 
 def generate_substitutes(program: Program) -> Iterator[Change]:
@@ -209,10 +210,10 @@ def _change_sharing(program: Program) -> Iterator[Change]:
                 copy = Statement(f"{name}_copy", "method", "clone", (Ref(name),))
                 changed = _use_copy(program, statement, name, copy)
                 yield Change(changed, "sharing", "sharing", name, _format_call(copy), True)
-    yield from generate_copies(program)
+    yield from _copy_results(program)
 
 
-def generate_copies(program: Program) -> Iterator[Change]:
+def _copy_results(program: Program) -> Iterator[Change]:
     """A copy of each result that is returned, or of what something is written into, so that it shares no memory."""
     written = {name for statement in program.statements if statement.writes for name in statement.refs()[:1]}
     for statement in program.statements:
