@@ -217,7 +217,7 @@ def _attribute_around_rewrites(ablator: Ablator) -> Attribution:
     """Look around the graph passes; else take the first backend of the ladder that shows the divergence."""
     path = _find_path(ablator)
     if _has_own_backend(ablator) or path == EXPORT:
-        return _attribute_by_ladder(ablator)
+        return look_in_order(ablator, Shows.IN_PROGRAM) or _attribute_by_ladder(ablator)
     shared = _attribute_to_compile(ablator) if path == AOTI else None
     return shared or look_around_rewrites(ablator) or _attribute_by_ladder(ablator)
 

@@ -54,7 +54,12 @@ def list_raise_frames(error: BaseException) -> tuple[_Place, ...]:
 
 
 def find_generated_place(error: BaseException) -> GeneratedPlace | None:
-    """The line of the generated program that raised an error by itself; None where anything else raised it."""
+    """The line of the generated program that raised an error by itself; None where anything else raised it.
+
+    Of a program that is no Python, the line that Python does not take is all there is.
+    """
+    if isinstance(error, SyntaxError) and error.text and not Path(error.filename or "").is_file():
+        return GeneratedPlace(error.text, 1)
     frame, line = next(reversed(list(traceback.walk_tb(error.__traceback__))), (None, 0))
     if frame is None or not str(frame.f_globals.get("__name__", "")).startswith(_GENERATED):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from fuzzcompile.compiler.operators.operator_application import find_fake_functi
 from fuzzcompile.compiler.session import get_effective_setting
 from fuzzcompile.compiler.target.kernel_log import ProgramOrder
 from fuzzcompile.compiler.watch.rule_labels import find_source
-from fuzzcompile.diagnosis.attribution.culprit import UNKNOWN, Ablator, Attribution, Culprit, Divergence
+from fuzzcompile.diagnosis.attribution.culprit import UNKNOWN, Ablation, Ablator, Attribution, Culprit, Divergence
 from fuzzcompile.diagnosis.kernels import kernel_proofs as proofs
 from fuzzcompile.diagnosis.kernels.code_generators import CodeSource, get_generator
 from fuzzcompile.diagnosis.kernels.watched_graph import (
@@ -365,6 +366,8 @@ class Runtime(Stage):
 
 # A program that reads what it has not, or unpacks other inputs than it gets: no operator of the user's raises these.
 _OWN_ERRORS = ("NameError", "UnboundLocalError")
+_NO_PYTHON = ("SyntaxError", "IndentationError")
+_SPELLED = re.compile(r"torch\.ops\.([\w.]+)\(")
 _ASSERTED = re.compile(r"assert_size_stride\((\w+), .*'torch\.ops\.([\w.]+)'\)")
 
 
@@ -373,11 +376,14 @@ def prove_flawed_program(ablator: Ablator) -> Attribution | None:
 
     The first decision about memory or order that a setting switches off, and without which the program runs, is proved.
     Else the program is named with the statement at which it fails: which part of the compiler should have written it
-    otherwise does not show in its text. None for any other error.
+    otherwise does not show in its text. Where that statement is no Python, it is for the name of an operator in it, if
+    it is Python under another name. None for any other error.
     """
     failure, statement = ablator.trial.observation.failure, _find_statement(ablator.trial)
     if failure is None:
         return None
+    if failure.type_name in _NO_PYTHON and statement is not None:
+        return _name_unparsed(ablator, failure.stage or CODEGEN, statement)
     unpacks = failure.type_name == "ValueError" and "values to unpack" in failure.message
     if failure.type_name not in _OWN_ERRORS and not (unpacks and statement and statement.endswith("= args")):
         statement = None
@@ -393,6 +399,18 @@ def prove_flawed_program(ablator: Ablator) -> Attribution | None:
             return Attribution(replace(culprit, details=details))
     unnamed = Culprit(CODEGEN, None, None, UNKNOWN, confidence="low", details=shown)
     return Attribution(unnamed) if statement is not None else None
+
+
+def _name_unparsed(ablator: Ablator, stage: str, statement: str) -> Attribution:
+    details: DetailsJson = {"statement": statement}
+    for spelled in dict.fromkeys(_SPELLED.findall(statement)):
+        try:
+            ast.parse(statement.replace(f"torch.ops.{spelled}(", "renamed("))
+        except SyntaxError:
+            continue
+        ablator.ablations.append(Ablation(f"the generated program, parsed with another name for {spelled}", True, None))
+        return Attribution(Culprit.from_operator(stage, spelled, necessary=True, details=details))
+    return Attribution(Culprit(stage, None, None, UNKNOWN, confidence="low", details=details))
 
 
 def _find_statement(trial: Trial) -> str | None:

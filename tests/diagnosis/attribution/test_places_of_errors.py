@@ -106,6 +106,15 @@ def test_a_program_that_raises_by_itself_is_named_with_its_statement_and_nothing
     assert answer["signature"].startswith(f"codegen:{error}:")
 
 
+def test_a_program_that_is_no_python_is_named_for_the_operator_whose_name_is_none(write_case):
+    """``from`` is a keyword of Python and an overload of ``random_``, which FX writes into a program as it is."""
+    answer = report(write_case, case("return (lambda x: (x.clone().random_(0, 5), x * 2)[1]), (x,)", 'PATH = "export"'))
+    culprit = answer["culprit"]
+    assert (answer["verdict"], culprit["family"], culprit["necessary"]) == ("compile_error", "random", True)
+    assert culprit["rewrite"].startswith("aten.random") and culprit["rewrite"] in culprit["details"]["statement"]
+    assert any(culprit["rewrite"] in ablation["toggle"] for ablation in answer["ablations"])
+
+
 @pytest.mark.slow
 def test_a_program_that_returns_too_little_names_the_wrapper(write_case):
     with planted(WRAPPER, "output_refs", "not output_refs", on="if output_refs:"):
