@@ -6,13 +6,17 @@ import json
 import math
 from pathlib import Path
 
+import pytest
+
 import fuzzcompile
 from fuzzcompile.diagnosis.triage_report import TriageReport, make_finite
+from fuzzcompile.diagnosis.worker.worker_loss import EAGER, LossMeaning, weigh_loss
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.lost_worker import report_worker_failure
 from fuzzcompile.model.signatures import normalise_message
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run.observation import Failure
+from fuzzcompile.run.pool.worker import WorkerTimeout
 
 
 def test_what_json_lacks_is_null_and_named_beside_it():
@@ -91,3 +95,11 @@ def test_the_report_on_a_crash_has_the_fields_of_any_report():
     failure = Failure("crash", "ended by SIGSEGV", "compile")
     whole = TriageReport("case", "2.13.0", "cpu", Verdict.CRASH, "low", "ended by SIGSEGV; so far", failure=failure)
     assert report_worker_failure("case", "2.13.0", "cpu", Verdict.CRASH, "ended by SIGSEGV; so far") == whole.to_json()
+
+
+@pytest.mark.parametrize(("load", "accuses"), [(1.0, True), (5.5, False)], ids=["free", "busy"])
+def test_a_program_that_got_little_of_a_processor_accuses_nobody(load, accuses):
+    """Eager mode had finished, and it is the second time; but on a busy machine no time says anything."""
+    lost = WorkerTimeout(60.0, load=load)
+    lost.left = {EAGER: ""}
+    assert (weigh_loss(lost, None, again=True)[0] is LossMeaning.TWICE) == accuses

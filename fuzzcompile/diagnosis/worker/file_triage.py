@@ -187,6 +187,9 @@ class _FileTriage:
             return _make_unjudged(path, f"{_describe_memory_use(error)} once it was compiled; {_MORE_MEMORY}")
         if meaning is LossMeaning.SLOW:
             return _make_unjudged(path, f"it was {error}, with kernels of {target} interpreted; raise --timeout")
+        if meaning is LossMeaning.BUSY and isinstance(error, WorkerTimeout):
+            busy = f"while {error.load:.1f} processes wanted each of the machine's processors"
+            return _make_unjudged(path, f"it was {error}, {busy}; run it again on a free machine, or raise --timeout")
         if meaning is LossMeaning.ONCE:
             return self.await_answer(file, self.submit(file), again=True)
         report = make_loss_report(error, path.stem, installed_torch(), self.pool.workers()[0].device, target)

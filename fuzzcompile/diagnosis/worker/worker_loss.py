@@ -22,6 +22,9 @@ from fuzzcompile.run.pool.worker import (
     leave,
 )
 
+# Processes that want each processor, beyond which a program that ran out of time got too little of one to say anything.
+BUSY_LOAD = 3.0
+
 # Progress of a case, left by a judging worker in case it is lost. Imports no torch.
 
 EAGER, _REPORT = "eager", "report"
@@ -54,6 +57,7 @@ class LossMeaning(Enum):
     EARLY = "before eager had finished"
     MEMORY = "its memory ran out, for which our own copies may be to blame"
     SLOW = "interpreted kernels are slow"
+    BUSY = "the machine had more to do than it has processors"
     ONCE = "seen once"
     TWICE = "seen twice"
 
@@ -72,6 +76,8 @@ def weigh_loss(loss: WorkerFailed, target: str | None, *, again: bool) -> tuple[
         return LossMeaning.MEMORY, None
     if target is not None and isinstance(loss, WorkerTimeout):
         return LossMeaning.SLOW, None
+    if isinstance(loss, WorkerTimeout) and loss.load > BUSY_LOAD:
+        return LossMeaning.BUSY, None
     return LossMeaning.TWICE if again else LossMeaning.ONCE, None
 
 

@@ -38,10 +38,14 @@ class WorkerFailed(Exception):
 
 @dataclass(eq=False, repr=False)
 class WorkerTimeout(WorkerFailed):
-    """The task ran for longer than its limit, in seconds; ``output`` ends with the stack in which it hung."""
+    """The task ran for longer than its limit, in seconds; ``output`` ends with the stack in which it hung.
+
+    ``load`` is how many processes wanted each of the machine's processors during the last minute.
+    """
 
     seconds: float
     output: str = ""
+    load: float = 0.0
 
     def __str__(self) -> str:
         return f"still running after {self.seconds:g} s"

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
+import psutil
+
 from fuzzcompile.run.pool.reaper import Reaper
 from fuzzcompile.run.pool.worker import (
     LINE_LOST,
@@ -370,7 +372,8 @@ class _Slot(threading.Thread):
                     self._lose(WorkerOutOfMemory(limit, used))
                 elif task.time_limit is not None and now - self._since > task.time_limit:
                     # The signal that shows the stacks may interrupt the hang, and the task then return a result.
-                    self._lose(WorkerTimeout(task.time_limit), shows_stacks=True)
+                    load = psutil.getloadavg()[0] / (psutil.cpu_count() or 1)
+                    self._lose(WorkerTimeout(task.time_limit, load=load), shows_stacks=True)
                 else:
                     worker.clear_log(keep=LOG_LIMIT)
 
