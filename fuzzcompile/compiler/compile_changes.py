@@ -127,6 +127,28 @@ class BypassedNodes(_ListChange):
     form = "without {}"
 
 
+@dataclass(frozen=True)
+class CompiledAnew(CompileChange):
+    """Every call but the first compiles anew, or those before which one of some facts has changed.
+
+    The facts are names of `fuzzcompile.run.call_state.CallState`; None stands for all, changed or not. ``dynamic``
+    leaves sizes open in each of these compiles.
+    """
+
+    facts: tuple[str, ...] | None = None
+    dynamic: bool = False
+
+    @property
+    def text(self) -> str:  # type: ignore[override]
+        """What has a call compile anew."""
+        when = "each call" if self.facts is None else f"where {', '.join(self.facts)} changed"
+        return f"compiled anew {when}{', with sizes left open' if self.dynamic else ''}"
+
+    def apply(self, recorder: Recorder) -> AbstractContextManager[object]:
+        """Record dynamo's guards."""
+        return install_patches(recorder, patch_table.GUARDS)
+
+
 # Settings of the compiler.
 
 
@@ -163,6 +185,12 @@ class TracingSettings(_EntriesChange):
     """Entries of ``torch._functorch.config``, which go before the case's own."""
 
     config = "functorch"
+
+
+class DynamoSettings(_EntriesChange):
+    """Entries of ``torch._dynamo.config``, which go before the case's own."""
+
+    config = "dynamo"
 
 
 # Rewrites and operators left out.

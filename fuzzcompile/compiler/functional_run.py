@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from fuzzcompile.compiler.graph_replay import GraphReplayer
-from fuzzcompile.compiler.watch.ledger import Snapshot, note_early_end
+from fuzzcompile.compiler.watch.ledger import Snapshot
+from fuzzcompile.compiler.watch.unseen import note_early_end
 from fuzzcompile.model.facts import facts
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.device import seed_everything

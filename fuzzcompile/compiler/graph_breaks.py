@@ -16,9 +16,10 @@ from typing import Any, TypeGuard
 import torch
 from torch import fx
 
-from fuzzcompile.compiler.watch.ledger import Ledger, Unseen
+from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.rule_labels import find_location
 from fuzzcompile.compiler.watch.torch_patch import Function, IntendedError
+from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import PRE_GRAD
 

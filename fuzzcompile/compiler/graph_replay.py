@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 from fuzzcompile.compiler.operators.operator_application import is_drawing
 from fuzzcompile.compiler.target.graph_placement import CpuMode, call_on_cpu, replace_devices
 from fuzzcompile.compiler.target.target_process import current_target
-from fuzzcompile.compiler.watch.ledger import Snapshot, is_lowering_handler, note_early_end
+from fuzzcompile.compiler.watch.ledger import Snapshot, is_lowering_handler
+from fuzzcompile.compiler.watch.unseen import note_early_end
 from fuzzcompile.model.facts import facts
 from fuzzcompile.run.arithmetic_modes import Float64Mode, UlpNoise
 from fuzzcompile.run.case_program import Float64Stream, is_large, is_streamed, unstream

@@ -17,6 +17,7 @@ from fuzzcompile.compiler.compile_changes import (
     Backend,
     BypassedNodes,
     CompileChange,
+    CompiledAnew,
     CompileMode,
     CompilePath,
     InductorSettings,
@@ -41,6 +42,7 @@ from fuzzcompile.compiler.watch.compiler_errors import (
     list_raise_frames,
     name_origin,
 )
+from fuzzcompile.compiler.watch.fresh_calls import call_anew
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.recorder import Recorder
 from fuzzcompile.compiler.watch.torch_patch import install_patches
@@ -223,12 +225,18 @@ class CompileSession:
 
     def compile(self, target: Callable[..., object]) -> Callable[..., Any]:
         """``torch.compile`` of ``target`` with the case's settings, or what stands for it on another path."""
+        compiled, anew = self._compile(target), self.how.get(CompiledAnew)
+        return compiled if anew is None else call_anew(self.recorder, compiled, target, anew.facts)
+
+    def _compile(self, target: Callable[..., object]) -> Callable[..., Any]:
         path = find_path(self.settings, self.how)
         if path != COMPILE:
             options = {key: value for key, value in self.settings.options.items() if key not in self.how.config}
             dynamic = bool(self.settings.dynamic)
             return ExportedCallable(target, path, dynamic=dynamic, options=options, recorder=self.recorder)
         arguments: dict[str, Any] = {"fullgraph": self.settings.fullgraph, "dynamic": self.settings.dynamic}
+        if (anew := self.how.get(CompiledAnew)) is not None and anew.dynamic:
+            arguments["dynamic"] = True
         backend = self.how.backend or self.settings.backend
         own = self.how.backend is None or self.how.backend == self.settings.backend
         options, mode = (dict(self.settings.options), self.settings.mode) if own else ({}, None)

@@ -16,7 +16,8 @@ from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, find_path
 from fuzzcompile.compiler.torch_api import check_torch_same
 from fuzzcompile.compiler.watch.conformance import probe_unknown_torch
-from fuzzcompile.compiler.watch.ledger import Label, Ledger, Unseen, format_unseen, gather_unseen, get_gathered
+from fuzzcompile.compiler.watch.ledger import Label, Ledger
+from fuzzcompile.compiler.watch.unseen import Unseen, format_unseen, gather_unseen, get_gathered
 from fuzzcompile.diagnosis import decision as promises
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit
 from fuzzcompile.diagnosis.attribution.steps import Step, measure_steps
@@ -40,6 +41,7 @@ from fuzzcompile.diagnosis.refusals import (
     refuse_unsupported,
 )
 from fuzzcompile.diagnosis.stages.compiling_branches import measure_against_updates
+from fuzzcompile.diagnosis.stale_calls import StaleCall, find_stale_call
 from fuzzcompile.diagnosis.triage_report import Cost, TriageReport, find_rewrite_fate
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
@@ -140,6 +142,7 @@ class JudgedTrial:
     both_ways: tuple[str, ...] = ()  # ways that a target's device might compile, tried beside the first
     hit: Attribution | None = None  # the attribution to a known bug, if it is one
     side: SideVerdict | None = None  # the side that is wrong, of a verdict on values
+    stale: StaleCall | None = None  # the call that ran a stale graph, if one did
 
     @classmethod
     def decide(
@@ -202,6 +205,8 @@ class JudgedTrial:
     def attribute(self, *, thorough: bool) -> Attribution:
         """The culprit with its proof, as far as the time suffices."""
         verdict, unproved = self.decision.verdict, self._make_unproved()
+        if self.stale is not None:
+            return self.stale.attribution
         if not verdict.is_bug or verdict is Verdict.NONDETERMINISTIC:
             return unproved
         if self.hit is not None:
@@ -221,8 +226,16 @@ class JudgedTrial:
 
     def take_side(self) -> JudgedTrial:
         """The answer with the side that is wrong: a verdict on eager mode where that is."""
-        side = find_wrong_side(self.experiments, self.trial, self.decision)
+        side = None if self.stale is not None else find_wrong_side(self.experiments, self.trial, self.decision)
         return self if side is None else self._on_side(side)
+
+    def look_for_stale_calls(self) -> JudgedTrial:
+        """The answer; or that a graph is stale, where calls that are compiled anew are right."""
+        stale = None if self.hit is not None else find_stale_call(self.experiments, self.decision)
+        if stale is None:
+            return self
+        side = SideVerdict("compiled", stale.decision.detail) if stale.decision.verdict.is_bug else None
+        return replace(self, stale=stale, decision=stale.decision, side=side)
 
     def weigh_culprit(self, culprit: Culprit | None) -> JudgedTrial:
         """The answer, its side weighed once more by what is accused (`SideVerdict.weigh_culprit`)."""
@@ -232,7 +245,7 @@ class JudgedTrial:
     def allow_design(self, culprit: Culprit | None) -> JudgedTrial:
         """The answer; or no bug, where the culprit is a branch that compiled programs are meant to take."""
         why = None if culprit is None else culprit.details.get("design")
-        if culprit is None or why is None:
+        if culprit is None or why is None or self.stale is not None:
             return self
         said = f"compiled programs take another branch ({culprit.source}:{culprit.line}) by design: {why}"
         if largest := measure_against_updates(self.experiments, self.trial.judgement.suspicious):
@@ -395,7 +408,7 @@ def triage(
         progress.note_verdict(early)
         return early
     answer = JudgedTrial.decide(experiments, trial, spent, task.known).confirm()
-    answer = _judge_baseline(_try_both_ways(answer)).take_side()
+    answer = _judge_baseline(_try_both_ways(answer)).look_for_stale_calls().take_side()
     progress.note_verdict(answer.report())
     if task.thorough and not spent.is_late:
         answer = _look_again(answer)

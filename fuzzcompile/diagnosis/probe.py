@@ -22,11 +22,13 @@ from fuzzcompile.diagnosis.refusals import CannotJudge
 from fuzzcompile.diagnosis.stages.graph_passes import list_visible_rewrites
 from fuzzcompile.diagnosis.stages.stage_table import get_stage
 from fuzzcompile.diagnosis.stages.ways import Suspect
+from fuzzcompile.diagnosis.stale_calls import find_stale_call
+from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.diagnosis.wrong_side import find_wrong_side, word_eager_fault
 from fuzzcompile.model.contract import EAGER, find_broken_promise
 from fuzzcompile.model.signatures import normalise_message, parse_fingerprint, renew
-from fuzzcompile.model.stages import AROUND_CAPTURE, ATEN, BEHIND_GRAPHS, GRAPH_STAGES
+from fuzzcompile.model.stages import AROUND_CAPTURE, ATEN, BEHIND_GRAPHS, DYNAMO, GRAPH_STAGES
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run.case import Case
 
@@ -185,11 +187,7 @@ def probe_case(
         verdict = decision.verdict
     elif verdict is Verdict.ROUNDING and select_semantic_steps(steps):
         verdict = choose_wrong_values_verdict(trial.judgement)
-    blamed: tuple[Suspect, ...] = ()
-    if target is not None and target.verdict == Verdict.EAGER_WRONG:
-        side = find_wrong_side(experiments, trial, Decision(verdict, "high"))
-        verdict = Verdict.EAGER_WRONG if side is not None and side.wrong == "eager" else Verdict.INVALID
-        blamed = () if side is None else (Suspect(ATEN, word_eager_fault(side).family),)
+    verdict, blamed = _look_beside(experiments, trial, verdict, None if target is None else target.verdict)
     divergence = Divergence(experiments, trial, steps, time.monotonic() + _SECONDS)
     suspects = blamed or (tuple(_list_suspects(looks, divergence)) if verdict.is_bug else ())
     failure = trial.observation.failure
@@ -203,6 +201,24 @@ def probe_case(
         failure is None and all(c.finding in _RIGHT_VALUES for c in trial.judgement.comparisons),
         tuple(value.value for value in trial.observation.values if value.kind == "output" and value.is_tensor),
     )
+
+
+def _look_beside(
+    experiments: Experiments, trial: Trial, verdict: Verdict, wanted: str | None
+) -> tuple[Verdict, tuple[Suspect, ...]]:
+    """The verdict and the suspects of a bug that one compile does not show: eager mode is wrong, or a graph stale."""
+    decision = Decision(verdict, "high")
+    if wanted == Verdict.STALE:
+        stale = find_stale_call(experiments, decision)
+        culprit = stale.attribution.culprit if stale is not None else None
+        if stale is None or culprit is None:
+            return Verdict.INVALID, ()
+        return stale.decision.verdict, (Suspect(DYNAMO, culprit.family, culprit.source),)
+    if wanted == Verdict.EAGER_WRONG:
+        side = find_wrong_side(experiments, trial, decision)
+        blamed = () if side is None else (Suspect(ATEN, word_eager_fault(side).family),)
+        return Verdict.EAGER_WRONG if side is not None and side.wrong == "eager" else Verdict.INVALID, blamed
+    return verdict, ()
 
 
 def _probe_eager(experiments: Experiments) -> CaseProbe:

@@ -48,7 +48,7 @@ class Severity(StrEnum):
         return self in (Severity.LAYOUT, Severity.ACCEPTS_INVALID, Severity.BY_DESIGN)
 
 
-_WRONG = ("miscompile", "wrong_gradient", "nonfinite", "precision_loss", "eager_wrong", "nondeterministic")
+_WRONG = ("miscompile", "wrong_gradient", "nonfinite", "precision_loss", "eager_wrong", "stale", "nondeterministic")
 _OF_VERDICT = {
     **dict.fromkeys(_WRONG, Severity.SILENT),
     **dict.fromkeys(("crash", "timeout", "compile_error", "runtime_error"), Severity.ERROR),

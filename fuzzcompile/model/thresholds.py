@@ -111,3 +111,8 @@ DIFFERING_SHARE = 0.01
 FORMS_APART = 4
 # A compiled result is that of a neighbour if it is this much nearer to it than to its own.
 NEARER_TO_NEIGHBOUR = 0.02
+
+# The machine.
+
+# Processes that want each processor, beyond which a program that ran out of time got too little of one to say anything.
+BUSY_LOAD = 3.0

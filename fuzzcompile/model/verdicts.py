@@ -23,6 +23,7 @@ class Verdict(StrEnum):
     ALIASING = "aliasing"
     PRECISION_LOSS = "precision_loss"
     EAGER_WRONG = "eager_wrong"
+    STALE = "stale"
     COMPILE_ERROR = "compile_error"
     RUNTIME_ERROR = "runtime_error"
     ACCEPTS_INVALID = "accepts_invalid"

@@ -116,6 +116,8 @@ def name_role(culprit: CulpritJson) -> str:
 
 def format_shown(culprit: CulpritJson) -> str:
     """Describe the results of compiles without a culprit, and with every other optional rewrite off; may be empty."""
+    if read_details(culprit).get("kind") == "guard":
+        return "compiled anew where that changed, the calls are right" if culprit.get("necessary") else ""
     if "design" in read_details(culprit):
         return "eager mode agrees on that branch"
     parts, necessary, sufficient = [], culprit.get("necessary"), culprit.get("sufficient")
@@ -267,7 +269,8 @@ def culprit_line(facts: IssueFacts) -> str:
     place = "" if facts.kernel else source_link(facts)
     # "an Inductor lowering" is one of many: of which operator says more.
     article, _, kind = component.partition(" ")
-    named = f"`{scrub(str(name))}`{inside}"
+    guard = read_details(culprit).get("guard")
+    named = f"`{scrub(str(name))}`{inside}" if guard is None else f"a guard `{name}` ({guard})"
     what = f"the {kind} of {named}" if article in ("a", "an") else f"{named}, {component}"
     return what + (f": {place}" if place else "")
 
@@ -307,6 +310,9 @@ def proof(facts: IssueFacts) -> str:
     if facts.verdict == Verdict.EAGER_WRONG:
         right = "a second reference" if facts.path == EAGER else "the compiled program"
         return f"eager mode agrees with {right} {describe_repair(facts)}."
+    if facts.verdict == Verdict.STALE:
+        changed = [str(change).partition(": ")[0] for change in read_details(culprit).get("between_calls") or ()]
+        return f"compiled anew only where {' and '.join(f'`{name}`' for name in changed)} changed, the calls are right."
     siblings = ", ".join(f"`{name}`" for name in culprit.get("siblings") or ())
     what = f"switching off this and {siblings}, which takes its place" if siblings else "switching off this alone"
     repairing = (entry for entry in facts.report.get("ablations") or () if entry.get("repairs"))

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fuzzcompile.model.contract import EAGER, OutputJson, PromiseJson, ReportJson, read_target
-from fuzzcompile.model.culprit_contract import CulpritJson
+from fuzzcompile.model.culprit_contract import CulpritJson, read_details
 from fuzzcompile.model.custom import is_custom
 from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.model.verdicts import HARMLESS
@@ -226,7 +226,9 @@ def name_culprit(culprit: CulpritJson | None) -> str:
 
 def describe_culprit(culprit: CulpritJson) -> str:
     """A culprit in one line: rewrite, stage and pass, source, site, and what was proved."""
-    parts = [f"{culprit['rewrite'] or 'unknown'} in {culprit['stage']}"]
+    guard = read_details(culprit).get("guard")
+    name = culprit["rewrite"] or "unknown"
+    parts = [f"{name if guard is None else f'guard {name} ({guard})'} in {culprit['stage']}"]
     if culprit["pass"] and culprit["pass"] != culprit["rewrite"]:
         parts.append(f"pass {culprit['pass']}")
     if culprit["source"]:

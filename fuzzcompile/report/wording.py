@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from fuzzcompile.corpus.replay.replay_history import ReplayStatus, public
 from fuzzcompile.model.contract import EAGER, CauseJson, OutputJson
+from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.evidence import (
     ONLY_COMPILED,
     ONLY_EAGER,
@@ -149,6 +150,9 @@ def describe_effect(facts: IssueFacts) -> Effect:
         return _wrong_values(facts)
     if verdict == Verdict.METADATA:
         return _metadata(facts)
+    if verdict == Verdict.STALE:
+        changed = _list_changes(facts)[:1]
+        return Effect("runs the graph of an earlier call", f" after `{changed[0][0]}` has changed" if changed else "")
     if facts.path == EAGER:
         return Effect(WORDS["plain_effect"][Verdict.EAGER_WRONG][0])
     return Effect(*WORDS["plain_effect"].get(verdict, ("behaves differently",)))
@@ -337,9 +341,28 @@ def _sentences(facts: IssueFacts) -> Iterator[str]:
             text = meaning_for(facts.report, "")
             yield f"{text[:1].upper()}{text[1:]}."
         yield _observed(facts)
+        yield from _tell_stale_graph(facts)
         yield _right_with(facts)
         yield reach(facts)
     yield since(facts)
+
+
+def _list_changes(facts: IssueFacts) -> list[tuple[str, str]]:
+    """What changed between the calls of a stale graph: its name, and what it was and is."""
+    changes = (str(change).partition(": ") for change in read_details(facts.culprit).get("between_calls") or ())
+    return [(name, values) for name, _, values in changes]
+
+
+def _tell_stale_graph(facts: IssueFacts) -> Iterator[str]:
+    """What changed between the calls, and how it was shown that no guard notices it."""
+    if facts.verdict != Verdict.STALE:
+        return
+    for name, values in _list_changes(facts):
+        yield f"Between the calls, `{name}` changes ({values})."
+    yield "The call is right if it is compiled anew from the same state, so that the graph is stale and not wrong."
+    guards = read_details(facts.culprit).get("guards") or ()
+    told = f"Dynamo's guards on it: {'; '.join(f'`{guard}`' for guard in guards)}." if guards else ""
+    yield told or "Dynamo has no guard on it."
 
 
 def _is_kernel_wrong(facts: IssueFacts) -> bool:

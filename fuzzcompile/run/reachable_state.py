@@ -64,6 +64,10 @@ class ReachedObjects:
         """Return whether the walk has come to its end."""
         return len(self._seen) < _MAX_OBJECTS
 
+    def list_named(self) -> list[tuple[str, object]]:
+        """All objects but tensors, each with its path from a root; without those that no run restores."""
+        return [(path, value) for path, value in zip(self._paths, self.objects, strict=True) if path is not None]
+
     def plain_attributes(self) -> dict[str, Plain]:
         """Attributes that are whole numbers, flags, strings or None, and such items of lists and dicts, by path.
 
@@ -74,7 +78,9 @@ class ReachedObjects:
         for path, value in zip(self._paths, self.objects, strict=True):
             of_torch = type(value).__module__.startswith("torch.") and not isinstance(value, nn.Module)
             if path is not None and type(value) not in _CONTAINERS and not of_torch and holds_state(value):
-                plain.update(_iterate_plain(path, iterate_attributes(value)))
+                # Hooks are kept by numbers that torch counts through the process.
+                own = ((name, child) for name, child in iterate_attributes(value) if not name.endswith("_hooks"))
+                plain.update(_iterate_plain(path, own))
         return plain
 
     def _walk(self, start: object, name: str) -> None:

@@ -20,12 +20,12 @@ from fuzzcompile.compiler.watch.ledger import (
     KernelStatement,
     LoweredGraph,
     OverwrittenBuffer,
-    Unseen,
     list_class_names,
     take_snapshot,
 )
 from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS, Recorder
 from fuzzcompile.compiler.watch.torch_patch import Function, Patch
+from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.stages import CODEGEN, LOWERING, SCHEDULER
 

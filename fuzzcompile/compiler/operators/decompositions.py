@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from fuzzcompile.compiler.watch.ledger import Ledger, Unseen
+from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.torch_patch import Function
+from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
 if TYPE_CHECKING:

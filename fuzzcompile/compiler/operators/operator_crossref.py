@@ -56,9 +56,10 @@ from fuzzcompile.compiler.operators.operator_application import (
     use_python_dispatcher,
 )
 from fuzzcompile.compiler.target.target_process import decompose_on_target
-from fuzzcompile.compiler.watch.ledger import Snapshot, Unseen, UnseenLog
+from fuzzcompile.compiler.watch.ledger import Snapshot
 from fuzzcompile.compiler.watch.rule_labels import find_location
 from fuzzcompile.compiler.watch.torch_patch import Function
+from fuzzcompile.compiler.watch.unseen import Unseen, UnseenLog
 from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DECOMPOSITION, FAKE_TENSOR

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fuzzcompile.compiler.compile_changes import (
     CompileChange,
+    CompiledAnew,
     GraphBreak,
     InductorSettings,
     Lowered,
@@ -223,7 +224,10 @@ def _compile_programs() -> ProbeLedgers:
         settings: CompileSettings = CompileSettings(),  # noqa: B008 - it is frozen
     ) -> Any:
         with open_session(settings, Compilation(changes, screen=not kernels, kernels=kernels)) as session:
-            result: Any = session.compile(program)(given)
+            compiled = session.compile(program)
+            result: Any = compiled(given)
+            if CompiledAnew() in changes:
+                compiled(given)
             if torch.is_grad_enabled():
                 torch.autograd.backward(result.sum())
         setattr(findings, name, session.ledger)
@@ -249,6 +253,7 @@ def _compile_programs() -> ProbeLedgers:
             record("changed", _run_several_kernels, square, Lowered(_CHANGES), kernels=True)
             record("stored", _run_fused_loops, square, Lowered(_STORED), kernels=True)
             record("broken", _run_methods, x, _BREAKS)
+            record("anew", _run_inference, x, CompiledAnew())
     findings.metadata = _compute_fake_shape(findings.vetoed)
     return findings
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import operator
@@ -16,78 +15,9 @@ from torch import fx
 
 from fuzzcompile.compiler.target.kernel_log import KernelLog
 from fuzzcompile.compiler.watch.compiler_errors import find_raise_place
-from fuzzcompile.model.errors import describe_error
+from fuzzcompile.compiler.watch.unseen import Unseen, UnseenLog
 from fuzzcompile.model.stages import CODEGEN
-
-# Observations that a watched compile missed: the only place where trouble of the watching is written down.
-
-_MOST = 40
-_SHOWN = 6
-
-
-@dataclass(frozen=True)
-class Unseen:
-    """Something that was not watched, or not done although it was asked for."""
-
-    what: str  # name of the patch, or of the step of the watching, that did not work
-    why: str  # the reason, as an exception's type and message
-    stages: tuple[str, ...]  # the stages (:mod:`fuzzcompile.model.stages`) of which something was missed
-    # what it would have shown, as the subject of a sentence in the plural ("rewrites of the joint graph")
-    shows: str = ""
-    harmless: bool = False  # whether no verdict and no culprit can depend on it
-
-    def __str__(self) -> str:
-        text = f"not watched: {self.what} ({self.why})"
-        return f"{text}: {self.shows} were not seen" if self.shows else text
-
-
-class UnseenLog(list[Unseen]):
-    """Log of missed observations: each once, and at most some forty of them."""
-
-    def note(self, unseen: Unseen) -> None:
-        """Write an entry down, here and for every :func:`gather_unseen` around."""
-        for log in (self, *_gathering):
-            if unseen not in log and len(log) <= _MOST:
-                rest = Unseen("further steps", f"more than {_MOST}", unseen.stages)
-                log.append(unseen if len(log) < _MOST else rest)
-
-
-_gathering: list[UnseenLog] = []
-
-
-@contextlib.contextmanager
-def gather_unseen() -> Iterator[UnseenLog]:
-    """Gather what goes unseen in every compile inside the block, as a judgement rests on many; also a decorator."""
-    log = UnseenLog()
-    _gathering.append(log)
-    try:
-        yield log
-    finally:
-        _gathering.remove(log)
-
-
-def get_gathered() -> UnseenLog:
-    """Return the log of the innermost :func:`gather_unseen` so far; empty outside of one."""
-    return _gathering[-1] if _gathering else UnseenLog()
-
-
-@contextlib.contextmanager
-def note_early_end(what: str, shows: str) -> Iterator[None]:
-    """Note an exception that ends the block in what is gathered: the answer rests on what was seen up to there."""
-    try:
-        yield
-    except MemoryError:
-        raise
-    except Exception as error:  # the block runs any program's graph, which may raise anything
-        get_gathered().note(Unseen(what, describe_error(error), (), shows))
-
-
-def format_unseen(unseen: Sequence[Unseen]) -> list[str]:
-    """A sentence each, what may matter first; of many, the first few and how many there are."""
-    first = sorted(unseen, key=lambda missed: missed.harmless)[:_SHOWN]
-    rest = len(unseen) - len(first)
-    return [*map(str, first), *([f"not watched: {rest} further steps"] if rest else [])]
-
+from fuzzcompile.run.call_state import CallState
 
 if TYPE_CHECKING:
     from torch._inductor.graph import GraphLowering
@@ -378,6 +308,23 @@ class ReachedRule:
     outcome: Literal["fired", "fallback"]  # the latter for an operator that is not lowered but called
 
 
+@dataclass(frozen=True)
+class GuardRecord:
+    """A guard that dynamo asked for while it traced: what on (a Python expression), of which kind, and its checks.
+
+    ``part`` is the attribute or key that it is about, if it is about one; ``made`` are the kinds of guards that came
+    of it, ``checks`` what they check, as far as dynamo writes that down; ``call`` is the number of the call that was
+    traced, from 1.
+    """
+
+    name: str
+    part: str
+    kind: str
+    made: tuple[str, ...]
+    checks: tuple[str, ...]
+    call: int
+
+
 @dataclass
 class Ledger:
     """Record of one compile."""
@@ -395,6 +342,8 @@ class Ledger:
     interpreted: KernelLog = field(default_factory=KernelLog)
     checks: Counter[tuple[Label, str]] = field(default_factory=Counter)  # of rules whose refusals are explained
     changed_tangents: list[ChangedTangent] = field(default_factory=list)
+    calls: list[CallState] = field(default_factory=list)  # the state before each, where calls may compile anew
+    guards: list[GuardRecord] = field(default_factory=list)  # of these calls
 
     def record_unseen(self, unseen: Unseen, error: BaseException | None = None) -> None:
         """Record a missed observation."""
@@ -417,6 +366,7 @@ class ProbeLedgers:
     generated: Ledger = field(default_factory=Ledger)  # a compile up to generated C++, with the values of its kernels
     # the same with every change that a proof of a culprit in code generation asks for
     changed: Ledger = field(default_factory=Ledger)
+    anew: Ledger = field(default_factory=Ledger)  # two calls of one program, the second compiled anew
     stored: Ledger = field(default_factory=Ledger)  # two fused loops, with the buffer between them stored
     broken: Ledger = field(default_factory=Ledger)  # a program whose graph breaks at two methods
     vetoed_is_right: bool = False  # whether the vetoed compile gave the right result

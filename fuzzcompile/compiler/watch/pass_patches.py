@@ -18,10 +18,11 @@ from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 from fuzzcompile.compiler import custom_code
 from fuzzcompile.compiler.torch_config import load_config
 from fuzzcompile.compiler.watch import rule_labels
-from fuzzcompile.compiler.watch.ledger import Label, Unseen
+from fuzzcompile.compiler.watch.ledger import Label
 from fuzzcompile.compiler.watch.recorder import Recorder
 from fuzzcompile.compiler.watch.rule_labels import is_explained, run_explained
 from fuzzcompile.compiler.watch.torch_patch import Function, Patch, contain_errors, run_contained
+from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import GRAPH_STAGES, JOINT_GRAPH, PARTITION, SCHEDULER

@@ -20,10 +20,16 @@ from fuzzcompile.compiler.kernels.kernel_patches import LoweringWatch
 from fuzzcompile.compiler.operators import decompositions, operator_application
 from fuzzcompile.compiler.operators.decompositions import ChosenOperators
 from fuzzcompile.compiler.target import target_process
-from fuzzcompile.compiler.watch import aot_autograd
+from fuzzcompile.compiler.watch import aot_autograd, fresh_calls
 from fuzzcompile.compiler.watch import pass_patches as passes
 from fuzzcompile.compiler.watch import stage_patches as stages
-from fuzzcompile.compiler.watch.ledger import Frame, GraphRecord, Ledger, LoweredGraph, ProbeLedgers
+from fuzzcompile.compiler.watch.ledger import (
+    Frame,
+    GraphRecord,
+    Ledger,
+    LoweredGraph,
+    ProbeLedgers,
+)
 from fuzzcompile.compiler.watch.recorder import Recorder
 from fuzzcompile.compiler.watch.torch_patch import Patch, PatchProbe, forbid_wrapping
 from fuzzcompile.model.stages import (
@@ -199,6 +205,10 @@ def _probe_separate_kernels(findings: ProbeLedgers) -> str | None:
     return None if nests and nests == apart else f"{apart} generated kernels for {nests} loop nests"
 
 
+def _list_traced_calls(findings: ProbeLedgers) -> list[int]:
+    return sorted({record.call for record in findings.anew.guards if record.kind == "TENSOR_MATCH" and record.checks})
+
+
 def _list_stored(findings: ProbeLedgers) -> list[str]:
     """The values that the kernel of two fused loops stores, by their names in C++."""
     sources = "".join(_get_lowered(findings.stored).sources.values())
@@ -365,6 +375,13 @@ METADATA: tuple[Patch[ChosenOperators], ...] = (
           _expect("shape of a result of two elements", lambda findings: findings.metadata, (2,))),
 )
 
+GUARDS: tuple[Patch[Recorder], ...] = (
+    Patch("guards", (DYNAMO,), "dynamo's guards",
+          "torch._dynamo.guards", "CheckFunctionManager.__init__", fresh_calls.wrap_check_functions,
+          _expect("calls that were traced, with checks of a tensor", _list_traced_calls, [1, 2]),
+          takes=("self", "f_code", "output_graph")),
+)
+
 BREAKS: tuple[Patch[GraphExclusions], ...] = (
     Patch("nodes of dynamo's graph", (DYNAMO, FUNCTIONALIZATION), "compiles without one method",
           "torch._dynamo.output_graph", "SubgraphTracer.create_proxy", graph_breaks.wrap_create_proxy,
@@ -383,7 +400,7 @@ SPEED: tuple[Patch[Recorder], ...] = (
 # fmt: on
 
 AnyPatch = Patch[Recorder] | Patch[Ledger] | Patch[LoweringWatch] | Patch[ChosenOperators] | Patch[GraphExclusions]
-PATCHES: tuple[AnyPatch, ...] = (*GRAPHS, *COVERAGE, *KERNELS, *DECOMPOSITIONS, *METADATA, *BREAKS, *SPEED)
+PATCHES: tuple[AnyPatch, ...] = (*GRAPHS, *COVERAGE, *KERNELS, *DECOMPOSITIONS, *METADATA, *GUARDS, *BREAKS, *SPEED)
 
 
 # Replaced outside of what a watched compile records. Attributes of single objects (a pattern's entry, a compiled graph,

@@ -27,11 +27,11 @@ from fuzzcompile.compiler.watch.ledger import (
     Outcome,
     Rewrite,
     Site,
-    Unseen,
     collect_attributes,
     is_lowering_handler,
     take_snapshot,
 )
+from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import JOINT_GRAPH, PARTITION, RUNTIME

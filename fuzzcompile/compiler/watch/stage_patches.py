@@ -25,11 +25,11 @@ from fuzzcompile.compiler.watch.ledger import (
     Opaque,
     ReachedRule,
     Snapshot,
-    Unseen,
     take_snapshot,
 )
 from fuzzcompile.compiler.watch.recorder import Recorder, has_tangents
 from fuzzcompile.compiler.watch.torch_patch import Function, contain_errors
+from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.model.stages import DECOMPOSITION, GRAPH_STAGES, JOINT_GRAPH, LOWERING, PARTITION, POST_GRAD, SCHEDULER
 
 if TYPE_CHECKING:

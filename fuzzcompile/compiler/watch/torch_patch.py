@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Protocol, TypeVar
 
-from fuzzcompile.compiler.watch.ledger import Unseen
+from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.model.errors import describe_error
 from fuzzcompile.run.torch_attributes import Attribute
 

@@ -13,7 +13,8 @@ from fuzzcompile.compiler.kernels import ir_evaluation
 from fuzzcompile.compiler.kernels.kernel_loops import find_loop_nodes, list_loop_operators, list_operators_behind
 from fuzzcompile.compiler.kernels.lowering_control import find_lowering_source, get_operator_name, parse_operator
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
-from fuzzcompile.compiler.watch.ledger import GraphCall, Kernel, LoweredGraph, Unseen, UnseenLog
+from fuzzcompile.compiler.watch.ledger import GraphCall, Kernel, LoweredGraph
+from fuzzcompile.compiler.watch.unseen import Unseen, UnseenLog
 from fuzzcompile.diagnosis.attribution.culprit import Culprit, OutOfTime
 from fuzzcompile.diagnosis.kernels.code_generators import find_generator
 from fuzzcompile.diagnosis.kernels.watched_graph import WatchedGraph, find_kernel, find_site

@@ -19,6 +19,7 @@ from fuzzcompile.compiler.operators.operator_crossref import Crossref
 from fuzzcompile.compiler.torch_config import patch_config
 from fuzzcompile.compiler.watch import ledger as ledgers
 from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
+from fuzzcompile.compiler.watch.unseen import format_unseen, gather_unseen, get_gathered
 from fuzzcompile.diagnosis.attribution.culprit import Ablation, Culprit, OutOfTime
 from fuzzcompile.diagnosis.attribution.steps import Step, measure_steps
 from fuzzcompile.diagnosis.bitwise import bit_difference as bits
@@ -269,7 +270,7 @@ def _judge(
 BITWISE = "bitwise"
 
 
-@ledgers.gather_unseen()
+@gather_unseen()
 def judge_bitwise(
     case: Case,
     device: torch.device,
@@ -292,12 +293,12 @@ def judge_bitwise(
         report = replace(report, confidence="low")
     replaced = executions.list_replaced_settings(own)
     said = [f"the contract replaces what the case sets itself: {', '.join(replaced)}"] if replaced else []
-    notes = tuple(dict.fromkeys((*report.notes, *ledgers.format_unseen(ledgers.get_gathered()), *said)))
+    notes = tuple(dict.fromkeys((*report.notes, *format_unseen(get_gathered()), *said)))
     return replace(report, contract=_make_contract_json(promises), notes=notes)
 
 
 def _missed_something() -> bool:
-    return not all(missed.harmless for missed in ledgers.get_gathered())
+    return not all(missed.harmless for missed in get_gathered())
 
 
 def _make_contract_json(promises: Sequence[bits.PromiseAnswer]) -> ContractJson:
@@ -358,7 +359,7 @@ def find_broken_bits(
     return _select_gravest(_judge_promises(compiler, names)) if names else None, compiler.compiles
 
 
-@ledgers.gather_unseen()
+@gather_unseen()
 def judge_own_promises(
     case: Case, device: torch.device, report: TriageReport, *, vetoes: Sequence[str] = (), deadline: float | None
 ) -> TriageReport:

@@ -29,7 +29,12 @@ from fuzzcompile.compiler.graph_replay import (
 )
 from fuzzcompile.compiler.operators.operator_application import find_fake_function
 from fuzzcompile.compiler.watch.aot_autograd import describe_partitioner, make_plain_partitioning
-from fuzzcompile.compiler.watch.ledger import Frame, GraphRecord, Ledger, Snapshot
+from fuzzcompile.compiler.watch.ledger import (
+    Frame,
+    GraphRecord,
+    Ledger,
+    Snapshot,
+)
 from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
 from fuzzcompile.diagnosis.attribution.culprit import UNKNOWN, Culprit, Divergence, Evidence
 from fuzzcompile.diagnosis.attribution.steps import coarsest_epsilon, find_inputs, list_placeholders

@@ -22,7 +22,7 @@ from fuzzcompile.compiler.session import (
     open_session,
 )
 from fuzzcompile.compiler.target.target_process import current_target
-from fuzzcompile.compiler.watch.ledger import Unseen
+from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.diagnosis.oracle import random_streams
 from fuzzcompile.diagnosis.oracle.judgement import (
     Judgement,

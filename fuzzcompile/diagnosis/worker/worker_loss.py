@@ -12,6 +12,7 @@ from fuzzcompile.model import hints
 from fuzzcompile.model.contract import ReportJson, TargetJson
 from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError
 from fuzzcompile.model.lost_worker import report_worker_failure
+from fuzzcompile.model.thresholds import BUSY_LOAD
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run.pool.worker import (
     WorkerCrashed,
@@ -21,9 +22,6 @@ from fuzzcompile.run.pool.worker import (
     WorkerTimeout,
     leave,
 )
-
-# Processes that want each processor, beyond which a program that ran out of time got too little of one to say anything.
-BUSY_LOAD = 3.0
 
 # Progress of a case, left by a judging worker in case it is lost. Imports no torch.
 

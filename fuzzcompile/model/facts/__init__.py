@@ -224,6 +224,15 @@ class DesignedBranch(FactTable, frozen=True):
         return any(fnmatch.fnmatchcase(place, pattern) for pattern in self.places)
 
 
+class UnsafeSetting(FactTable, frozen=True):
+    """An entry of ``torch._dynamo.config`` that leaves guards out by default, which torch itself calls unsafe."""
+
+    entry: str
+    safe: object  # the value that has the guards made
+    why: str  # what is not noticed
+    source: str  # where torch says so
+
+
 Minor = tuple[int, int]
 """Major and minor number of a version of torch."""
 
@@ -248,6 +257,7 @@ class Facts(FactTable, frozen=True):
     dynamo: DynamoFacts
     errors: ErrorFacts
     by_design: tuple[DesignedBranch, ...] = ()
+    unsafe: tuple[UnsafeSetting, ...] = ()
     unreachable: tuple[UnreachableReason, ...] = ()
     version: str = ""
     table: Minor = (0, 0)

@@ -311,6 +311,21 @@ def generate_plain_scripts(chosen: ScriptPlan) -> Iterator[PlainScript]:
             if (text := plain.text()) not in made:
                 made.add(text)
                 yield plain
+    yield from _generate_made_twice(chosen)
+
+
+def _generate_made_twice(chosen: ScriptPlan) -> Iterator[PlainScript]:
+    """Of a case that drives its program itself: each side gets what ``make()`` makes, and starts from one state."""
+    if chosen.probe.case.run is None or chosen.calls:
+        return
+    pieces = split_case(chosen.source, inline=False)
+    twice = replace(pieces, setup=[*ast.parse("expected = run(*make())").body, *pieces.setup])
+    call, shaped = _make_call(chosen, twice, twice)
+    expected, result = "expected", call.call("compiled")
+    if len(chosen.targets) == 1 and chosen.targets[0].kind == "output":
+        expected, result = (call.reach(chosen.targets[0].expression, side) for side in (expected, result))
+    check = ScriptCheck("asserts", [f"torch.testing.assert_close({result}, {expected})"], (), seeded=True)
+    yield PlainScript(chosen, shaped, call.eager, check)
 
 
 def choose_input_kinds(chosen: ScriptPlan) -> list[str]:

@@ -75,6 +75,7 @@ _PHRASES: dict[str, str] = {
     Verdict.ALIASING: "Wrong mutation",
     Verdict.PRECISION_LOSS: "Lost precision",
     Verdict.EAGER_WRONG: "Wrong values in eager mode",
+    Verdict.STALE: "A graph of an earlier call is run",
     Verdict.COMPILE_ERROR: "An error",
     Verdict.RUNTIME_ERROR: "An error at run time",
     Verdict.ACCEPTS_INVALID: "An invalid program is accepted",

@@ -44,17 +44,20 @@ class Pieces:
         return _find_definition(self.definitions, _get_made_class(self.callee), ast.ClassDef)
 
 
-def split_case(source: str) -> Pieces:
-    """Take a case file apart; a ``make()`` that is no straight code stays a function, which the script calls."""
+def split_case(source: str, *, inline: bool = True) -> Pieces:
+    """Take a case file apart; a ``make()`` that is no straight code stays a function, which the script calls.
+
+    So does any other, unless it is to be written ``inline``.
+    """
     body = ast.parse(source).body
     imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
     made = _find_definition(body, "make", ast.FunctionDef)
     rest = (node for node in body if node not in imports)
     definitions = [node for node in rest if not (isinstance(node, ast.Assign) and get_variable(node) in _SETTINGS)]
     pair = _find_returned_pair(made) if made is not None else None
-    if made is None or pair is None or collect_bound_names(made.body) & collect_bound_names(definitions):
-        called = ast.parse("model, inputs = make()").body
-        return Pieces(imports, definitions, called, ast.Name("model", ast.Load()), ast.Name("inputs", ast.Load()), ())
+    taken = collect_bound_names(definitions)
+    if not inline or made is None or pair is None or taken & {*collect_bound_names(made.body), "model"}:
+        return _call_make(imports, definitions)
     definitions.remove(made)
     pieces = Pieces(imports, definitions, made.body[:-1], *pair, ())
     function, module = pieces.function, pieces.module
@@ -64,6 +67,15 @@ def split_case(source: str) -> Pieces:
         return pieces
     names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
     return replace(pieces, parameters=names if pieces.function is not None else names[1:])
+
+
+def _call_make(imports: Sequence[ast.stmt], definitions: Sequence[ast.stmt]) -> Pieces:
+    """A case that calls its own ``make()``, under names that it does not have itself."""
+    taken = collect_bound_names(definitions)
+    choices = (("model", "program", "case_model"), ("inputs", "given", "case_inputs"))
+    model, inputs = (next(name for name in names if name not in taken) for names in choices)
+    called = ast.parse(f"{model}, {inputs} = make()").body
+    return Pieces(imports, definitions, called, ast.Name(model, ast.Load()), ast.Name(inputs, ast.Load()), ())
 
 
 def get_variable(statement: ast.stmt) -> str:

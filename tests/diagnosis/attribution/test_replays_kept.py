@@ -7,7 +7,12 @@ import torch
 from torch import fx
 
 from fuzzcompile.compiler.graph_replay import GraphReplayer, replay_graph
-from fuzzcompile.compiler.watch.ledger import GraphRecord, Label, Rewrite, take_snapshot
+from fuzzcompile.compiler.watch.ledger import (
+    GraphRecord,
+    Label,
+    Rewrite,
+    take_snapshot,
+)
 from fuzzcompile.diagnosis.attribution import steps
 from fuzzcompile.diagnosis.attribution import steps as replays
 

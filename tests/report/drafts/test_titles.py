@@ -54,6 +54,7 @@ ZERO = output(finding="far", at={"eager": 2.5, "compiled": 0.0}, max_abs_error_c
             "is accepted under torch.compile, where eager raises ValueError",
         ),
         ("crash", None, "", "crashes the process under torch.compile"),
+        ("stale", WRONG, "", "runs the graph of an earlier call under torch.compile"),
         ("timeout", None, "", "does not finish under torch.compile, where eager does"),
         ("nondeterministic", WRONG, "", "gives other results from run to run under torch.compile"),
     ],
@@ -199,3 +200,9 @@ def test_a_long_error_does_not_make_a_long_title():
 
 def test_a_report_without_anything_has_a_title():
     assert title(IssueFacts({"verdict": "crash"}, None, {})) == "A program crashes the process under torch.compile"
+
+
+def test_the_title_of_a_stale_graph_says_what_changed():
+    culprit = {"stage": "dynamo", "details": {"kind": "guard", "between_calls": ["self.scale: 2.0, then 3.0"]}}
+    said = title(facts("stale", WRONG, cause=None, culprit=culprit))
+    assert said.endswith("runs the graph of an earlier call under torch.compile after `self.scale` has changed")

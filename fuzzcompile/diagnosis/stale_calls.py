@@ -1,0 +1,221 @@
+"""Stale graphs: a call runs a graph of an earlier one, though the Python state that it was traced from has changed.
+
+A call is compiled anew from the same state. If that agrees with eager mode and the graph of an earlier call does not,
+then no guard noticed the change: no tolerance is needed to tell such a graph from a wrong one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from fuzzcompile.compiler.compile_changes import CompileChange, CompiledAnew, DynamoSettings
+from fuzzcompile.compiler.kernels.kernel_loops import find_definition
+from fuzzcompile.compiler.session import find_path
+from fuzzcompile.compiler.torch_config import has_entry, load_config
+from fuzzcompile.compiler.watch.fresh_calls import BUILDER
+from fuzzcompile.compiler.watch.ledger import GuardRecord, Ledger
+from fuzzcompile.diagnosis.attribution.culprit import Ablation, Attribution, Culprit, Workaround
+from fuzzcompile.diagnosis.decision import Decision
+from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.model.contract import COMPILE
+from fuzzcompile.model.culprit_contract import DetailsJson
+from fuzzcompile.model.facts import UnsafeSetting, facts
+from fuzzcompile.model.stages import DYNAMO
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.run.call_state import CallState, FactKind, StateFact
+
+# Changed facts of which each is tried alone.
+_MOST = 8
+# Guards on what changed that a report lists.
+_MOST_GUARDS = 6
+# The kinds of guards that should notice a change, by the kind of fact; those that notice most come first.
+_NOTICE: dict[FactKind, tuple[str, ...]] = {
+    "value": ("EQUALS_MATCH", "BOOL_MATCH", "NONE_MATCH", "CONSTANT_MATCH", "ID_MATCH"),
+    "keys": ("DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK", "DICT_CONTAINS", "DICT_NOT_CONTAINS", "SET_CONTAINS",
+             "SET_NOT_CONTAINS", "EMPTY_NN_MODULE_HOOKS_DICT", "SEQUENCE_LENGTH", "DICT_VERSION", "EQUALS_MATCH",
+             "CONSTANT_MATCH"),
+    "length": ("SEQUENCE_LENGTH", "TUPLE_ITERATOR_LEN", "RANGE_ITERATOR_MATCH", "COUNT_ITERATOR_MATCH"),
+    "type": ("TYPE_MATCH", "CLASS_MATCH", "FUNCTION_MATCH", "ID_MATCH"),
+    "tensor": ("TENSOR_MATCH",),
+    "same": ("DUPLICATE_INPUT", "ID_MATCH"),
+    "object": ("ID_MATCH", "FUNCTION_MATCH", "CLOSURE_MATCH", "CLASS_MATCH", "MODULE_MATCH", "NN_MODULE",
+               "BUILTIN_MATCH", "WEAKREF_ALIVE", "TYPE_MATCH"),
+}  # fmt: skip
+_OF_PRESENCE = ("HASATTR", "DICT_CONTAINS", "DICT_NOT_CONTAINS", "NOT_PRESENT_IN_GENERIC_DICT", "DICT_KEYS_MATCH")
+_OF_MODES = ("GLOBAL_STATE", "GRAD_MODE", "DEFAULT_DEVICE", "DETERMINISTIC_ALGORITHMS", "TORCH_FUNCTION_STATE")
+# A guard that dynamo asks for under this name makes a check of one of three kinds, by the value.
+_BY_VALUE = "CONSTANT_MATCH"
+# Parts of the names of guards that are no part of a user's.
+_MACHINERY = re.compile(r"^(L|G|_modules|_parameters|_buffers|__dict__|__closure__|cell_contents|\d+)$")
+_RESET = "torch.compiler.reset() before a call after such a change"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The calls of a program under one change of its compile: whether they are right, and what was recorded."""
+
+    right: bool
+    ledger: Ledger
+
+
+Compile = Callable[[Sequence[CompileChange]], Attempt]
+"""Compiles a program under some changes and makes its calls."""
+
+
+@dataclass(frozen=True)
+class StaleCall:
+    """A call that ran a stale graph: the decision, and the guard that should have noticed the change before it."""
+
+    decision: Decision
+    attribution: Attribution
+
+
+def find_stale_call(experiments: Experiments, decision: Decision) -> StaleCall | None:
+    """Return what made a graph stale, of a bug that shows with the graphs of earlier calls alone; None otherwise."""
+    case = experiments.case
+    if not decision.verdict.is_bug or not (case.calls or case.run) or experiments.against != "eager":
+        return None
+    if find_path(case.settings, experiments.how) != COMPILE or experiments.how.screen:
+        return None
+
+    def attempt(changes: Sequence[CompileChange]) -> Attempt:
+        trial = experiments.trial(replace(experiments.how.under(*changes), record=False))
+        judgement = trial.judgement
+        return Attempt(not judgement.verdict.is_bug and not judgement.suspicious, trial.ledger)
+
+    return explain_stale_call(attempt, decision)
+
+
+def explain_stale_call(attempt: Compile, decision: Decision) -> StaleCall | None:
+    """Find what changed before a call that shows a bug, by compiling the calls anew; None where that mends nothing.
+
+    The first of the changed facts that is enough to compile anew for is the culprit's; the verdict is ``by_design``
+    where a setting with which torch leaves guards out is what left it out.
+    """
+    anew, sizes = CompiledAnew(), CompiledAnew(dynamic=True)
+    first = attempt([anew])
+    calls, guards = first.ledger.calls, [guard for guard in first.ledger.guards if guard.call == 1]
+    if len(calls) < 2 or not first.right:
+        return None
+    changes = _list_changes(calls)
+    ablations = [Ablation(anew.text, True, None)]
+    if any(_leaves_sizes_open(calls[number].get_fact(name, calls[0])) for name, number in changes.items()):
+        if not attempt([sizes]).right:
+            return None  # the graph that dynamo makes once a size has changed is wrong by itself
+        ablations.append(Ablation(sizes.text, True, None))
+    said = {name: calls[number].describe_change(name, calls[0]) for name, number in changes.items()}
+    culprit = Culprit(DYNAMO, None, None, "no guard", confidence="low", details=_tell(list(said.values())[:_MOST]))
+    for name, number in list(changes.items())[:_MOST]:
+        alone = CompiledAnew((name,))
+        ablations.append(Ablation(alone.text, attempt([alone]).right, None))
+        if ablations[-1].repairs:
+            culprit = _name_guard(name, calls[0], calls[number], guards)
+            break
+    attribution = Attribution(culprit, ablations=ablations, workaround=Workaround(_RESET))
+    why = "a call runs the graph of an earlier one: compiled anew from the same state, it agrees with eager mode"
+    told = f"{why}; what changed in between: {'; '.join(culprit.details['between_calls']) or 'nothing that it reaches'}"
+    stale = StaleCall(replace(decision, verdict=Verdict.STALE, detail=told), attribution)
+    return _allow_setting(attempt, stale) or stale
+
+
+def _allow_setting(attempt: Compile, stale: StaleCall) -> StaleCall | None:
+    """The same as no bug, where torch leaves out the guard by a setting that it calls unsafe; None where none does."""
+    entries, attribution = load_config("dynamo"), stale.attribution
+    known = [setting for setting in facts().unsafe if has_entry(entries, setting.entry)]
+    changes = {setting.entry: DynamoSettings({setting.entry: setting.safe}) for setting in known}
+    together = DynamoSettings({setting.entry: setting.safe for setting in known})
+    if not known or not attempt([together]).right:
+        return None
+    setting: UnsafeSetting = next((each for each in known if attempt([changes[each.entry]]).right), known[0])
+    change, culprit = changes[setting.entry], attribution.culprit
+    assert culprit is not None, "a stale call has one"
+    details: DetailsJson = {**culprit.details, "design": setting.why, "design_source": setting.source}
+    allowed = replace(
+        attribution,
+        culprit=replace(culprit, details=details),
+        ablations=[*attribution.ablations, Ablation(change.text, True, None)],
+        workaround=Workaround(str(change.workaround)),
+    )
+    told = f"{stale.decision.detail}; torch leaves that guard out by design: {setting.why}"
+    return StaleCall(replace(stale.decision, verdict=Verdict.BY_DESIGN, confidence="high", detail=told), allowed)
+
+
+def _tell(changed: list[str], guards: Sequence[GuardRecord] = ()) -> DetailsJson:
+    details: DetailsJson = {"kind": "guard", "between_calls": changed}
+    if guards:
+        checks = [f"{guard.kind} on {guard.name}: {'; '.join(guard.checks) or 'no check'}" for guard in guards]
+        details["guards"] = checks[:_MOST_GUARDS]
+    return details
+
+
+def _list_changes(calls: Sequence[CallState]) -> dict[str, int]:
+    """The names of the facts that are others than before the first call, each with the first call that has it so."""
+    changes: dict[str, int] = {}
+    for number, state in enumerate(calls[1:], 1):
+        for name in state.list_changes(calls[0]):
+            changes.setdefault(name, number)
+    return changes
+
+
+def _leaves_sizes_open(fact: StateFact) -> bool:
+    """Return whether dynamo may leave open what it traces after such a change: a size, or a whole number."""
+    return fact.kind == "tensor" or (fact.kind == "value" and isinstance(fact.value, tuple) and fact.value[0] is int)
+
+
+def _name_guard(name: str, before: CallState, after: CallState, guards: Sequence[GuardRecord]) -> Culprit:
+    """The guard that should have noticed a change: asked for and not made, made and too weak, or not asked for."""
+    fact, wanted = after.get_fact(name, before), _list_wanted(name, before, after)
+    found = sorted(_match(name, wanted, guards), key=lambda guard: _order(guard, wanted))
+    details = _tell([after.describe_change(name, before)], found)
+    first = next((guard for guard in found if guard.kind in wanted), None)
+    details["guard"] = "not asked for"
+    if first is None:
+        return Culprit(DYNAMO, None, wanted[0], f"no guard on {fact.carrier}", necessary=True, details=details)
+    kind = _name_check(fact) if first.kind == _BY_VALUE else first.kind
+    replaced = first.made and kind not in first.made
+    details["guard"] = f"{', '.join(first.made)} in its place" if replaced else _TOLD[bool(first.checks)]
+    place = find_definition(f"{BUILDER[0]}:{BUILDER[1]}.{kind}")
+    return Culprit(DYNAMO, None, kind, kind, (), *place, necessary=True, details=details)
+
+
+_TOLD = {True: "it holds", False: "no check on record"}
+
+
+def _list_wanted(name: str, before: CallState, after: CallState) -> tuple[str, ...]:
+    """The kinds of guards that should notice a change."""
+    fact = after.get_fact(name, before)
+    if fact.carrier == "mode":
+        return _OF_MODES
+    if fact.kind != "same" and after.tells_presence(name, before):
+        return _OF_PRESENCE
+    if fact.kind == "tensor" and isinstance(fact.value, tuple):
+        now = after.facts[name].value
+        if isinstance(now, tuple) and fact.value[0] != now[0]:
+            return (*_NOTICE["tensor"], "SHAPE_ENV")
+    return _NOTICE[fact.kind]
+
+
+def _name_check(fact: StateFact) -> str:
+    held = fact.value[0] if isinstance(fact.value, tuple) else None
+    return {bool: "BOOL_MATCH", type(None): "NONE_MATCH"}.get(held, "EQUALS_MATCH")
+
+
+def _order(guard: GuardRecord, wanted: Sequence[str]) -> tuple[bool, bool, int]:
+    """Guards of a kind that should have noticed come first, and of these the ones that were not made."""
+    known = guard.kind in wanted
+    return not known, bool(guard.checks), wanted.index(guard.kind) if known else 0
+
+
+def _match(name: str, wanted: Sequence[str], guards: Sequence[GuardRecord]) -> Iterator[GuardRecord]:
+    """The guards on what a fact is about: their names end as its does. Those of the process have none."""
+    own = {parts[-1] for part in name.split(" is ") if (parts := _split(part))}
+    for guard in guards:
+        parts = _split(guard.name)
+        if (parts and parts[-1] in own) or guard.part in own or (not parts and guard.kind in wanted):
+            yield guard
+
+
+def _split(name: str) -> list[str]:
+    return [part for part in re.findall(r"\w+", name) if not _MACHINERY.match(part)]

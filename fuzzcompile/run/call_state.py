@@ -1,0 +1,217 @@
+"""What a call of a callable may read besides the values of tensors: the Python state around it, as facts by name.
+
+Two calls of a compiled callable run one graph as long as dynamo's guards hold. A fact that changed between them is what
+a guard should have noticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fuzzcompile.run.case import Arguments
+from fuzzcompile.run.reachable_state import (
+    MODULE_TABLES,
+    ReachedObjects,
+    holds_state,
+    is_user_class,
+    is_user_file,
+    iterate_attributes,
+    list_global_names,
+    name_arguments,
+)
+
+Carrier = Literal["argument", "attribute", "class attribute", "closure", "default", "global", "item", "code", "mode"]
+"""Where a fact is held."""
+FactKind = Literal["value", "object", "same", "type", "length", "keys", "tensor"]
+"""What of it is compared: a plain value, which object it is, whether two names are of one tensor, a class, a length,
+keys in their order, the layout of a tensor."""
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_MOST_SHOWN = 60
+# What the compiler and torch note on the program's own objects.
+_NOTES = ("_torchdynamo", "_dynamo", "_compiled_call_impl", "_backward_hooks_")
+
+
+@dataclass(frozen=True)
+class StateFact:
+    """One thing that a call may read: where it is held, what of it is compared, and how it is shown."""
+
+    carrier: Carrier
+    kind: FactKind
+    value: object
+    shown: str
+
+
+# Switches of the process that a program may read, or that change what its operators do.
+_MODES: Mapping[str, Callable[[], object]] = {
+    "torch.is_grad_enabled()": torch.is_grad_enabled,
+    "torch.is_inference_mode_enabled()": torch.is_inference_mode_enabled,
+    "torch.get_default_dtype()": torch.get_default_dtype,
+    "torch.get_default_device()": torch.get_default_device,
+    "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled,
+    "torch.get_num_threads()": torch.get_num_threads,
+    "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision,
+    "torch.is_autocast_enabled('cpu')": lambda: torch.is_autocast_enabled("cpu"),
+    "torch.get_autocast_dtype('cpu')": lambda: torch.get_autocast_dtype("cpu"),
+    "torch.is_autocast_enabled('cuda')": lambda: torch.is_autocast_enabled("cuda"),
+    "torch.get_autocast_dtype('cuda')": lambda: torch.get_autocast_dtype("cuda"),
+}
+
+
+class CallState:
+    """The facts before one call; what they name is kept alive, so that an identity stands for one object."""
+
+    def __init__(self, target: Callable[..., object], arguments: Arguments) -> None:
+        self.facts: dict[str, StateFact] = {}
+        self._tensors: dict[int, str] = {}
+        for name, read in _MODES.items():
+            self._add(name, _describe_value("mode", read()))
+        named = dict(_name_parameters(target, arguments))
+        for name, leaf in named.items():
+            self._note("argument", name, leaf)
+        roots = {"": target, **{name: leaf for name, leaf in named.items() if not isinstance(leaf, torch.Tensor)}}
+        self._reached = ReachedObjects(roots)
+        self._kept = (target, named)
+        for path, value in self._reached.list_named():
+            self._note_object(path, value)
+
+    def list_changes(self, earlier: CallState) -> list[str]:
+        """The names of the facts that are others than before an earlier call, those that tell most first."""
+        names = dict.fromkeys((*earlier.facts, *self.facts))
+        changed = [name for name in names if not _is_same(self.facts.get(name), earlier.facts.get(name))]
+
+        def rank(name: str) -> tuple[bool, int]:
+            return self.tells_presence(name, earlier), _TELLING.index(self.get_fact(name, earlier).kind)
+
+        return sorted(changed, key=rank)
+
+    def describe_change(self, name: str, earlier: CallState) -> str:
+        """A fact before an earlier call, and before this one."""
+        before, after = earlier.facts.get(name), self.facts.get(name)
+        return (
+            f"{name}: {'absent' if before is None else before.shown}, then {'absent' if after is None else after.shown}"
+        )
+
+    def get_fact(self, name: str, earlier: CallState) -> StateFact:
+        """The fact of that name as it was before an earlier call or, if there was none, as it is now."""
+        return earlier.facts.get(name) or self.facts[name]
+
+    def tells_presence(self, name: str, earlier: CallState) -> bool:
+        """Return whether what a fact is about is there in one of the states alone."""
+        return (name in self.facts) != (name in earlier.facts)
+
+    def _add(self, name: str, fact: StateFact) -> None:
+        if not any(part.startswith(_NOTES) for part in name.split(".")):
+            self.facts.setdefault(name, fact)
+
+    def _note(self, carrier: Carrier, name: str, value: object) -> None:
+        """What is held under a name: a plain value, the layout of a tensor and which one it is, or which object."""
+        if isinstance(value, _PLAIN):
+            self._add(name, _describe_value(carrier, value))
+        elif isinstance(value, torch.Tensor):
+            self._add(name, _describe_tensor(carrier, value))
+            first = self._tensors.setdefault(id(value), name)
+            if first != name:
+                self._add(f"{name} is {first}", StateFact(carrier, "same", True, "True"))
+        else:
+            self._add(name, StateFact(carrier, "object", id(value), _shorten(value)))
+            self._add(f"type({name})", StateFact(carrier, "type", id(type(value)), type(value).__qualname__))
+
+    def _note_object(self, path: str, value: object) -> None:
+        if isinstance(value, types.FunctionType):
+            self._note_function(path or value.__name__, value)
+        elif isinstance(value, type):
+            if is_user_class(value):
+                for name, held in vars(value).items():
+                    if name == "__call__" or not name.startswith("__"):
+                        self._note("class attribute", f"{value.__name__}.{name}", held)
+        elif isinstance(value, dict):
+            keys = tuple(map(_key, value))
+            hooks = path.endswith("_hooks")  # their keys are numbers that torch counts through the process
+            self._add(
+                path if hooks else f"list({path})",
+                StateFact("item", "keys", keys, f"{len(keys)} hooks" if hooks else _shorten(list(value))),
+            )
+            for key, held in dict.items(value):
+                self._note("item", f"{path}[{key!r}]", held)
+        elif isinstance(value, list | tuple):
+            self._add(f"len({path})", StateFact("item", "length", len(value), str(len(value))))
+            for number, held in enumerate(value):
+                self._note("item", f"{path}[{number}]", held)
+        elif isinstance(value, set | frozenset):
+            self._add(path, StateFact("item", "keys", frozenset(map(_key, value)), _shorten(value)))
+        elif holds_state(value):
+            own = dict(iterate_attributes(value))
+            if isinstance(value, nn.Module):
+                tables = [own.pop(table, None) for table in MODULE_TABLES]
+                registered = {name: held for table in tables if isinstance(table, dict) for name, held in table.items()}
+                own = registered | own  # as Python looks attributes up
+            for name, held in own.items():
+                self._note("attribute", f"{path}.{name}" if path else name, held)
+
+    def _note_function(self, name: str, function: types.FunctionType) -> None:
+        self._add(f"{name}.__code__", StateFact("code", "object", id(function.__code__), function.__code__.co_name))
+        for number, default in enumerate(function.__defaults__ or ()):
+            self._note("default", f"{name}.__defaults__[{number}]", default)
+        for key, default in (function.__kwdefaults__ or {}).items():
+            self._note("default", f"{name}.__kwdefaults__[{key!r}]", default)
+        for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+            with contextlib.suppress(ValueError):  # an empty cell
+                self._note("closure", variable, cell.cell_contents)
+        if is_user_file(function.__code__.co_filename):
+            for variable in list_global_names(function.__code__):
+                if variable in function.__globals__ and not isinstance(
+                    function.__globals__[variable], types.ModuleType
+                ):
+                    self._note("global", variable, function.__globals__[variable])
+
+
+# Of several facts that changed, the plainest comes first, and what is new or gone last: it is often a consequence.
+_TELLING: tuple[FactKind, ...] = ("value", "keys", "length", "type", "same", "tensor", "object")
+
+
+def _name_parameters(target: Callable[..., object], arguments: Arguments) -> Iterator[tuple[str, object]]:
+    """The leaves of a call's inputs under the names of its parameters, where these are known."""
+    called = target.forward if isinstance(target, nn.Module) else target
+    try:
+        bound = inspect.signature(called).bind(*arguments.args, **arguments.kwargs).arguments
+    except (TypeError, ValueError):  # a callable without a signature, or one that refuses the call
+        bound = {}
+    given = bound or {f"argument{number}": value for number, value in enumerate(arguments.args)} | dict(
+        arguments.kwargs
+    )
+    return name_arguments(given)
+
+
+def _describe_value(carrier: Carrier, value: object) -> StateFact:
+    return StateFact(carrier, "value", (type(value), repr(value)), _shorten(value))  # by text, since NaN is not itself
+
+
+def _describe_tensor(carrier: Carrier, value: torch.Tensor) -> StateFact:
+    strides = value.stride() if value.layout == torch.strided and not value.is_nested else ()
+    form = (type(value), value.dtype, value.requires_grad, str(value.device), value.layout)
+    shown = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}{' requires_grad' * value.requires_grad}"
+    return StateFact(carrier, "tensor", (tuple(value.shape), strides, form), shown)
+
+
+def _key(key: object) -> object:
+    return (type(key), repr(key)) if isinstance(key, _PLAIN) else id(key)
+
+
+def _shorten(value: object) -> str:
+    if isinstance(value, (*_PLAIN, list, set, frozenset)):
+        text = repr(value)
+        return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
+    return f"a {type(value).__name__}"
+
+
+def _is_same(left: StateFact | None, right: StateFact | None) -> bool:
+    return left is not None and right is not None and (left.kind, left.value) == (right.kind, right.value)

@@ -1,0 +1,105 @@
+"""A call that runs the graph of an earlier one, though Python state has changed: what changed, and the guard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from plants.guards import FAULTS, GuardFault
+
+from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.programs.casefiles.case_module import load_case
+
+CPU = torch.device("cpu")
+# One of each way in which a change is held and a guard is at fault.
+QUICK = ("a float of a module", "a word", "the length of a list", "whether two inputs are one", "the grad mode")
+
+
+def judge(write_case: Any, source: str) -> dict[str, Any]:
+    return triage(load_case(write_case(source)), CPU).to_json()
+
+
+def two_calls(made: str, change: str, before: str = "") -> str:
+    """A case of two calls, with a change in between."""
+    return f"""
+import torch
+from torch import nn
+{before}
+
+def make():
+    {made}
+
+def run(model, inputs):
+    first = model(*inputs)
+    {change}
+    return first, model(*inputs)
+"""
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.reads in QUICK], ids=str)
+def test_a_guard_that_is_left_out_or_weakened_is_named(write_case, fault: GuardFault):
+    source = fault.write_case()
+    assert judge(write_case, source)["verdict"] in ("equal", "rounding")
+    with fault.plant():
+        report = judge(write_case, source)
+    culprit = report["culprit"]
+    assert (report["verdict"], report["wrong"], report["confidence"]) == ("stale", "compiled", "high")
+    assert (culprit["stage"], culprit["necessary"]) == ("dynamo", True) and culprit["rewrite"] in fault.kinds
+    assert "reset" in report["workaround"]["how"] and report["workaround"]["verified"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.reads not in QUICK], ids=str)
+def test_any_kind_of_guard_is_named(write_case, fault: GuardFault):
+    with fault.plant():
+        report = judge(write_case, fault.write_case())
+    assert report["verdict"] == "stale" and report["culprit"]["rewrite"] in fault.kinds
+
+
+def test_what_changed_between_the_calls_stands_in_the_answer(write_case):
+    fault = next(fault for fault in FAULTS if fault.reads == "a global")
+    with fault.plant():
+        report = judge(write_case, fault.write_case())
+    assert report["culprit"]["details"]["between_calls"] == ["GLOBAL: 2.0, then 3.0"]
+    assert "GLOBAL: 2.0, then 3.0" in report["detail"]
+
+
+def test_a_hook_that_dynamo_does_not_guard_on_purpose_is_by_design(write_case):
+    source = two_calls(
+        "torch.manual_seed(0); return Wrapped(), (torch.ones(2, 4),)",
+        "model.act.register_forward_hook(lambda module, given, out: out * 3)",
+        "class Wrapped(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.act = nn.GELU()\n"
+        "    def forward(self, x):\n        return self.act(x)",
+    )
+    report = judge(write_case, source)
+    assert (report["verdict"], report["is_bug"], report["severity"]) == ("by_design", False, "by_design")
+    assert "skip_nnmodule_hook_guards = False" in report["workaround"]["how"]
+    assert "_hooks" in report["culprit"]["details"]["between_calls"][0]
+
+
+def test_a_graph_that_is_wrong_once_sizes_are_left_open_is_not_stale(write_case, monkeypatch):
+    """It is compiled for the very call that it is wrong in."""
+    from torch._inductor import lowering
+
+    def twice(x: Any) -> Any:
+        symbolic = not all(size.is_number for size in x.get_size())
+        return original(lowering.mul(x, 2) if symbolic else x)
+
+    aten = torch.ops.aten.sin.default
+    original = lowering.lowerings[aten]
+    monkeypatch.setitem(lowering.lowerings, aten, twice)
+    source = "import torch\n\ndef make():\n    return torch.sin, (torch.linspace(0, 1, 6),)\n\n"
+    source += "CALLS = [(torch.linspace(0, 1, 9),)]\n"
+    report = judge(write_case, source)
+    assert report["is_bug"] and report["verdict"] == "miscompile"
+
+
+def test_a_change_that_the_callable_does_not_reach_is_told_with_low_confidence(write_case):
+    """Attributes of modules of Python are not among the state that is looked at."""
+    before = "import colorsys\n\ndef scale(x):\n    return x * colorsys.SCALE"
+    source = two_calls("colorsys.SCALE = 2.0; return scale, (torch.ones(3),)", "colorsys.SCALE = 5.0", before)
+    with FAULTS[0].plant():
+        report = judge(write_case, source)
+    assert (report["verdict"], report["confidence"]) == ("stale", "low")
+    assert report["culprit"]["rewrite"] is None and "nothing that it reaches" in report["detail"]
