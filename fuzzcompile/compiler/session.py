@@ -188,6 +188,17 @@ def open_plain_session(settings: CompileSettings, how: Compilation | None = None
 
 
 @contextlib.contextmanager
+def open_user_settings() -> Iterator[None]:
+    """Compile in the block as the process is set, but for eager's random numbers, errors that rise, and no caches.
+
+    What was compiled before stays: calls run its graphs as long as dynamo's guards hold.
+    """
+    raised, numbers = {"suppress_errors": False}, {"fallback_random": True}
+    with patch_config("dynamo", raised), patch_config("inductor", numbers), _switch_off_caches():
+        yield
+
+
+@contextlib.contextmanager
 def _apply_settings(settings: CompileSettings) -> Iterator[None]:
     torch._dynamo.reset()
     with contextlib.ExitStack() as stack:

@@ -115,6 +115,11 @@ OPTIMIZE = tuple(
 )
 
 
+def get_compile() -> tuple[Function, Function]:
+    """``torch.compile`` and ``torch._dynamo.optimize`` as they are now, for :func:`replace_compile`."""
+    return torch.compile, torch._dynamo.optimize
+
+
 @contextlib.contextmanager
 def replace_compile(compile_: Function, optimize: Function) -> Iterator[None]:
     """Have ``torch.compile``, and ``torch._dynamo.optimize`` with its kin, call these inside the block."""

@@ -232,8 +232,10 @@ class JudgedTrial:
     def look_for_stale_calls(self) -> JudgedTrial:
         """The answer; or that a graph is stale, where calls that are compiled anew are right."""
         stale = None if self.hit is not None else find_stale_call(self.experiments, self.decision)
-        if stale is None:
-            return self
+        return self if stale is None else self.with_stale_call(stale)
+
+    def with_stale_call(self, stale: StaleCall) -> JudgedTrial:
+        """The answer that a call ran a stale graph; where that is a bug, it is the compiled program's."""
         side = SideVerdict("compiled", stale.decision.detail) if stale.decision.verdict.is_bug else None
         return replace(self, stale=stale, decision=stale.decision, side=side)
 

@@ -66,7 +66,7 @@ def refuse_lasting_state(experiments: Experiments) -> None:
     case, eager, again = experiments.case, experiments.runs.eager, experiments.again
     if case.state is None or eager.failure or experiments.runs.draws:
         return
-    what = _find_difference(eager, again)
+    what = find_difference(eager, again)
     if what is not None:
         raise CannotJudge(
             f"{case.name} does not do the same twice in eager mode ({what}): it keeps state that cannot be set back "
@@ -75,7 +75,8 @@ def refuse_lasting_state(experiments: Experiments) -> None:
         )
 
 
-def _find_difference(eager: Observation, again: Observation) -> str | None:
+def find_difference(eager: Observation, again: Observation) -> str | None:
+    """The first difference of two runs beyond PyTorch's default tolerances, in a few words; None if there is none."""
     if again.failure is not None:
         return f"the second run raises {again.failure}"
     repeated = again.index_by_name()

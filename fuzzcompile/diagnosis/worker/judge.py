@@ -16,7 +16,7 @@ from fuzzcompile.compiler.custom_code import apply_backend, install_custom
 from fuzzcompile.compiler.kernel_cache import share_headers
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.source_probes import watch_focus
-from fuzzcompile.compiler.target.target_process import assume_target, interpret_own_kernels
+from fuzzcompile.compiler.target.target_process import assume_target, current_target, interpret_own_kernels
 from fuzzcompile.compiler.torch_config import compile_in_process, drop_broken_kernels, preserve_config
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.diagnosis.bitwise.execution import apply_contract
@@ -240,9 +240,43 @@ def _judge_path(path: Path, progress: CaseProgress, device: torch.device) -> Jud
         case = replace(case, settings=apply_backend(case.settings))
         restore_streams()  # the script may have closed them, and the compiler writes to them
         report = judge_case(case, progress, device, deadline)
+        report = _judge_later_calls(report, file, progress, device, deadline)
     answer = progress.answer(report)
     machine = describe_environment(device, read_target(answer)) if task.describe else None
     return JudgeResult(answer, report.coverage, report.screened, machine, progress.seen)
+
+
+# Seconds for a look at a script's later calls, at most, and the calls that are judged in full.
+_LOOKING_SECONDS = 60.0
+_MOST_JUDGED = 3
+
+
+def _judge_later_calls(
+    first: TriageReport, file: CaseFile, progress: CaseProgress, device: torch.device, deadline: float | None
+) -> TriageReport:
+    """The answer on a script: on its first call, or on a later one that is wrong where the first is right.
+
+    Each is held against eager mode as the script makes it, and judged in full only where the two part.
+    """
+    task = progress.task
+    asked = task.call is None and task.module is None and task.against == "eager" and task.contract != "bitwise"
+    if first.is_bug or not asked or file.kind not in ("script", "notebook") or current_target() is not None:
+        return first
+    from fuzzcompile.diagnosis.script_calls import look_at_calls, makes_one_call, replace_first
+
+    if makes_one_call(file.source):
+        return first
+    ends, ignored = time.monotonic() + _LOOKING_SECONDS, list[int]()
+    ends = ends if deadline is None else min(ends, deadline)
+    while True:
+        say("looking at the script's later calls")
+        looked = look_at_calls(file, device, ends, ignored)
+        if looked.parts is None or looked.report is not None or len(ignored) == _MOST_JUDGED:
+            return replace_first(first, looked)
+        later = judge_case(load(file, device, call=looked.parts), progress, device, deadline)
+        if later.is_bug:
+            return later
+        ignored.append(looked.parts)
 
 
 def judge_case(case: Case, progress: CaseProgress, device: torch.device, deadline: float | None) -> TriageReport:

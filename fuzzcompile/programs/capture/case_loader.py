@@ -65,7 +65,7 @@ def load_script(file: CaseFile, device: torch.device, *, call: int | None = None
     Nothing is compiled while it runs. Its output is discarded; ``sys.argv`` holds only its path. A script that names
     another kind of device is rewritten. CaseError if it raises or ends before that call, or never compiles anything.
     """
-    run = _Run(file, device, call or 1)
+    run = ScriptRun(file, device, call or 1)
     run.execute()
     record, calls = run.record, run.calls
     if record is None:
@@ -85,13 +85,21 @@ def load_script(file: CaseFile, device: torch.device, *, call: int | None = None
     )
 
 
+Visit = Callable[[CompiledCallable, Arguments, int], None]
+"""Looks at one call of a script, given its callable, its inputs and its number from 1; it may raise CallReached."""
+
+
 @dataclass
-class _Run:
-    """One execution of a script, up to the wanted call: its callable (None if it was not reached), and its state."""
+class ScriptRun:
+    """One execution of a script, up to the wanted call: its callable (None if it was not reached), and its state.
+
+    With ``visit``, no call is wanted: each is looked at as the script makes it.
+    """
 
     file: CaseFile
     device: torch.device
-    wanted: int
+    wanted: int = 1
+    visit: Visit | None = None
     record: CompiledCallable | None = None
     calls: list[RecordedCall] = field(default_factory=list)
     error: BaseException | None = None
@@ -112,6 +120,7 @@ class _Run:
         self.ambient, self.environment = Ambient.current(), dict(os.environ)
 
     def execute(self) -> None:
+        """Run the script; what it raises is kept in ``error``."""
         tree, self.rewritten = retarget_script(self.tree, self.device)
         # Without this module's own __future__ imports.
         code = compile(tree, self.filename, "exec", dont_inherit=True)
@@ -142,6 +151,9 @@ class _Run:
                 reset_compiler()
 
     def _on_call(self, record: CompiledCallable, arguments: Arguments, number: int) -> None:
+        if self.visit is not None:
+            self.visit(record, arguments, number)
+            return
         if self.record is not None:
             raise CallReached  # a bare except in the script has swallowed the first one
         history = self.history.setdefault(record.number, CallHistory())
@@ -174,6 +186,7 @@ class _Run:
         return notes
 
     def explain(self) -> str:
+        """The reason why the wanted call was not reached, and what to do."""
         calls, compiled, error, name = self.interception.calls, self.interception.compiled, self.error, str(self.path)
         if isinstance(error, ModuleNotFoundError) and error.name:
             return f"{name} needs the module {error.name!r}, which is not installed; install it."

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fuzzcompile.compiler.torch_api import replace_compile
+from fuzzcompile.compiler.torch_api import get_compile, replace_compile
 from fuzzcompile.programs.capture.state import Ambient, World, Worlds
 from fuzzcompile.run.case import Arguments, Case, CompileSettings
 from fuzzcompile.run.case_program import place_input
@@ -243,12 +243,25 @@ class CompileInterception:
     calls: int = 0
     active: bool = True
     _depth: int = 0
+    _own: tuple[Any, Any] | None = None  # torch's own functions, while this stands in their place
 
     @contextlib.contextmanager
     def install(self) -> Iterator[None]:
         """Let scripts compile through this object in the block."""
+        self._own = get_compile()
         with replace_compile(self.compile, self.optimize):
             yield
+
+    @contextlib.contextmanager
+    def suspend(self) -> Iterator[None]:
+        """Let torch compile in the block, inside of :meth:`install`; calls of what the script compiled run eagerly."""
+        assert self._own is not None, "it is installed"
+        self.active = False
+        try:
+            with replace_compile(*self._own):
+                yield
+        finally:
+            self.active = True
 
     def compile(self, model: object = None, **arguments: object) -> object:
         """Replaces ``torch.compile``."""

@@ -86,7 +86,7 @@ def read_case_file(path: Path) -> CaseFile:
     if isinstance(tree, _Invalid):
         where = f" in line {tree.line}: `{tree.text[:100]}`" if tree.line else ""
         raise CaseError(f"{path} is not valid Python: {tree.message}{where}.")
-    if any(map(_binds_make, _at_module_level(tree.body))):
+    if any(map(_binds_make, _at_module_level(tree.body))) and not _runs_as_script(tree):
         return CaseFile(path, "case", program)
     if _holds_tests_only(tree):
         raise CaseError(
@@ -276,6 +276,23 @@ def _binds_make(statement: ast.stmt) -> bool:
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     targets = [statement.target] if isinstance(statement, ast.AnnAssign) else targets
     return any(isinstance(node, ast.Name) and node.id == "make" for target in targets for node in ast.walk(target))
+
+
+def _runs_as_script(tree: ast.Module) -> bool:
+    """Return whether a module compiles or ends its process as soon as it runs, which no case file does."""
+    for statement in _at_module_level([node for node in tree.body if not _asks_for_main(node)]):
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, *_BLOCKS)):
+            continue
+        if isinstance(statement, ast.Raise) and "SystemExit" in ast.unparse(statement):
+            return True
+        calls = [ast.unparse(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call)]
+        if any(called in ("torch.compile", "sys.exit", "exit") for called in calls):
+            return True
+    return False
+
+
+def _asks_for_main(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test)
 
 
 def _at_module_level(statements: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -1,0 +1,278 @@
+"""Every call of a script, as it makes them: where a later one parts from eager mode, and whether its graph is stale."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from fuzzcompile.compiler.compile_changes import CompileChange
+from fuzzcompile.compiler.session import Compilation, CompileSession, open_user_settings
+from fuzzcompile.compiler.watch.ledger import Ledger
+from fuzzcompile.compiler.watch.recorder import Recorder
+from fuzzcompile.diagnosis.decision import Decision
+from fuzzcompile.diagnosis.engine import JudgedTrial, Spending
+from fuzzcompile.diagnosis.refusals import find_difference
+from fuzzcompile.diagnosis.stale_calls import Attempt, explain_stale_call
+from fuzzcompile.diagnosis.triage_report import TriageReport
+from fuzzcompile.diagnosis.trials.case_runs import Trial
+from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.programs.capture.case_loader import ScriptRun
+from fuzzcompile.programs.capture.interception import (
+    CallReached,
+    CompiledCallable,
+    RecordedCall,
+    make_captured_case,
+    record_call,
+    roots_of_call,
+)
+from fuzzcompile.programs.capture.state import Ambient, PresentState
+from fuzzcompile.programs.casefiles.case_file import CaseFile
+from fuzzcompile.run.case import Arguments, Case
+from fuzzcompile.run.case_program import build
+from fuzzcompile.run.observation import Observation
+from fuzzcompile.run.runs import fingerprint_streams, observe
+
+# Calls of one script that are looked at.
+_MOST_CALLS = 64
+
+
+@dataclass(frozen=True)
+class ScriptCalls:
+    """What a look at a script's calls gave: how many were ``looked`` at, and whether these were all (``whole``).
+
+    ``parts`` is the number of the first call that parts from eager mode, if one does, and ``report`` the answer on it
+    where its graph is stale.
+    """
+
+    looked: int
+    whole: bool
+    parts: int | None = None
+    report: TriageReport | None = None
+
+
+def look_at_calls(file: CaseFile, device: torch.device, deadline: float, ignored: Sequence[int] = ()) -> ScriptCalls:
+    """Run a script once more, each call compiled beside eager mode, up to the first that parts from it.
+
+    The calls of one callable share its graphs, as in the script. ``ignored`` are calls that part by rounding.
+    """
+    look = _Look(file, device, deadline, ignored=frozenset(ignored))
+    look.execute()
+    if look.parted is None or look.stale is None:
+        return ScriptCalls(look.looked, look.whole, look.parted)
+
+    def attempt(changes: Sequence[CompileChange]) -> Attempt:
+        again = _Look(file, device, deadline, tuple(changes), until=look.parted)
+        again.execute()
+        return Attempt(again.right, again.ledger)
+
+    answer = look.stale
+    stale = explain_stale_call(attempt, answer.decision)
+    report = None if stale is None else answer.with_stale_call(stale).report(stale.attribution)
+    return ScriptCalls(look.looked, look.whole, look.parted, report)
+
+
+def makes_one_call(source: str) -> bool:
+    """Return whether a script's text shows that it calls what it compiles once, outside of loops and functions."""
+    tree = ast.parse(source)
+    names = {
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and _compiles(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    names |= {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and any(map(_compiles, node.decorator_list))
+    }
+    compiling = sum(_compiles(node) for node in ast.walk(tree) if isinstance(node, ast.Call))
+    used = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in names and _is_read(node)]
+    plain = [node for statement in tree.body if not isinstance(statement, _AGAIN) for node in _walk_once(statement)]
+    called = [node.func for node in plain if isinstance(node, ast.Call)]  # and not given to another function
+    return compiling <= 1 and len(used) == 1 and any(function is used[0] for function in called)
+
+
+_AGAIN = (
+    *(ast.For, ast.While, ast.AsyncFor, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda),
+    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+)
+
+
+def _walk_once(node: ast.AST) -> list[ast.AST]:
+    """The parts of a statement that run at most once when it does."""
+    parts: list[ast.AST] = [node]
+    for child in ast.iter_child_nodes(node):
+        parts += [] if isinstance(child, _AGAIN) else _walk_once(child)
+    return parts
+
+
+def _compiles(node: ast.AST) -> bool:
+    return any(isinstance(part, ast.Attribute) and part.attr in ("compile", "optimize") for part in ast.walk(node))
+
+
+def _is_read(node: ast.Name) -> bool:
+    return isinstance(node.ctx, ast.Load)
+
+
+@dataclass
+class _Look:
+    """One execution of a script in which calls are made eagerly and compiled, each from the state that it is made in.
+
+    Under ``changes`` of the compile, it ends with the call ``until``, and says whether that was ``right``.
+    """
+
+    file: CaseFile
+    device: torch.device
+    deadline: float
+    changes: tuple[CompileChange, ...] = ()
+    until: int | None = None
+    ignored: frozenset[int] = frozenset()
+    looked: int = 0
+    whole: bool = True
+    right: bool = False
+    parted: int | None = None
+    stale: JudgedTrial | None = None
+    ledger: Ledger = field(default_factory=Ledger)
+    _recorders: dict[object, Recorder] = field(default_factory=dict)
+    _compiled: dict[tuple[int, int], Callable[..., Any]] = field(default_factory=dict)
+    _last: list[RecordedCall] = field(default_factory=list)
+    _looking: bool = False
+
+    def execute(self) -> None:
+        """Run the script until its time is over, whether it makes calls or not."""
+        self.run = ScriptRun(self.file, self.device, visit=self._visit)
+        with _ring(self.deadline - time.monotonic(), self._end_in_time):
+            self.run.execute()
+
+    def _end_in_time(self) -> None:
+        self.whole = False
+        if not self._looking:  # else what is raised would be taken for the program's own
+            raise CallReached
+
+    def _visit(self, record: CompiledCallable, arguments: Arguments, number: int) -> None:
+        if self.until is None and (self.looked >= _MOST_CALLS or time.monotonic() > self.deadline):
+            self.whole = False
+            raise CallReached
+        self.looked += 1
+        self._looking = True
+        present, ambient = PresentState(roots_of_call(record.target, arguments)), Ambient.current()
+        with self.run.interception.suspend():
+            try:
+                self._last = [record_call(record.target, arguments, self._last)]
+                ends = self._look_at(record, number, ambient)
+            finally:
+                present.put_back()
+                ambient.random.restore()
+                self._looking = False
+        if ends or not self.whole:
+            raise CallReached
+
+    def _look_at(self, record: CompiledCallable, number: int, ambient: Ambient) -> bool:
+        """Make a call eagerly and compiled; return whether the script need not go on."""
+        case = make_captured_case(
+            self._last,
+            ambient,
+            record.settings,
+            name=self.file.path.stem,
+            path=self.file.path,
+            source=self.file.source,
+            backward=False,
+            notes=[f"judged: call {number} of the {self.file.kind}, {record}"],
+        )
+        before = fingerprint_streams()
+        eager = self._observe(case, case.make()[0])
+        compiled = self._observe_compiled(record, case)
+        self.right = find_difference(eager, compiled) is None and bool(eager.failure) == bool(compiled.failure)
+        if number == self.until:
+            self.ledger = self._recorders[_find_code(record.target)].ledger
+            return True
+        if self.right or self.until is not None or number in self.ignored:
+            return False
+        if eager.ends != before and eager.ends != compiled.ends:
+            return False  # other random numbers
+        if find_difference(eager, self._observe(case, case.make()[0])) is not None and eager.failure is None:
+            return False  # it does not do the same twice in eager mode
+        self.parted = number
+        torch._dynamo.reset()
+        fresh = self._observe_compiled(record, case, fresh=True)
+        if find_difference(eager, fresh) is None and bool(eager.failure) == bool(fresh.failure):
+            self.stale = self._judge(case, compiled)
+        return True
+
+    def _judge(self, case: Case, compiled: Observation) -> JudgedTrial | None:
+        """The answer on the compiled call, judged beside runs that are made now, while the script stands at it."""
+        experiments = Experiments(case, self.device)
+        experiments.run_eager()
+        judgement = experiments.judge(compiled)
+        if not judgement.verdict.is_bug:
+            return None
+        trial = Trial(experiments.how, compiled, judgement, Ledger(), compiled.seconds)
+        decision = Decision(judgement.verdict, judgement.confidence, judgement.detail)
+        answer = JudgedTrial(experiments, trial, Spending(self.deadline), (), decision)
+        answer.report()  # makes the runs that a report reads, once and for all
+        return answer
+
+    def _observe(self, case: Case, target: Callable[..., Any], recorder: Recorder | None = None) -> Observation:
+        program = build(case, self.device)
+        describe = None if recorder is None else CompileSession(case.settings, Compilation(), recorder).describe_failure
+        return observe(case, program, target, describe_failure=describe)
+
+    def _observe_compiled(self, record: CompiledCallable, case: Case, *, fresh: bool = False) -> Observation:
+        key, code = (record.number, id(record.target)), _find_code(record.target)
+        recorder = self._recorders.setdefault(code, Recorder(snapshots=False, capturing=False))
+        how = Compilation(() if fresh else self.changes, record=False)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(open_user_settings())
+            for change in how.changes:
+                stack.enter_context(change.apply(recorder))
+            session = CompileSession(record.settings, how, recorder)
+            if fresh:
+                return self._observe(case, session.compile(record.target), recorder)
+            if key not in self._compiled:
+                self._compiled[key] = session.compile(record.target)
+            return self._observe(case, self._compiled[key], recorder)
+
+
+@contextlib.contextmanager
+def _ring(seconds: float, then: Callable[[], None]) -> Iterator[None]:
+    """Call ``then`` after so many seconds of the block, in the main thread; in another, which has no alarm, never."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, lambda number, frame: then())
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, _SOON_SECONDS))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# An alarm in no time at all would never ring.
+_SOON_SECONDS = 0.01
+
+
+def _find_code(target: Callable[..., Any]) -> object:
+    """What dynamo keeps the graphs of a callable with: two closures of one function share them."""
+    called = getattr(type(target), "forward", None) if isinstance(target, torch.nn.Module) else target
+    return getattr(called, "__code__", None) or id(target)
+
+
+def replace_first(first: TriageReport, looked: ScriptCalls) -> TriageReport:
+    """The answer on a script: that on its first call, with what a look at the later ones gave."""
+    if looked.report is not None:
+        return looked.report
+    if looked.looked < 2:
+        return first
+    rest = "" if looked.whole else "; further calls were not looked at"
+    said = f"looked at {looked.looked} calls of the script, the first in full and the others beside eager mode{rest}"
+    return replace(first, notes=(*first.notes, said))

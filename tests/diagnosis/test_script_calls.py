@@ -1,0 +1,137 @@
+"""Each call of a script is looked at: the first in full, later ones beside eager mode and, where they part, anew."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plants.guards import FAULTS
+
+from fuzzcompile.diagnosis.script_calls import makes_one_call
+from fuzzcompile.diagnosis.worker.judge import judge_file
+from fuzzcompile.model.judge_task import JudgeTask
+
+pytestmark = pytest.mark.usefixtures("no_workarounds")
+
+SCALED = """
+import torch
+from torch import nn
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale, self.linear = 2.0, nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x) * self.scale
+
+torch.manual_seed(0)
+model = Scaled()
+compiled = torch.compile(model)
+x = torch.randn(3, 4)
+"""
+LOOPED = SCALED + "for scale in (2.0, 2.0, {scale}):\n    model.scale = scale\n    print(compiled(x).sum())\n"
+
+
+def judge(write_case: Any, source: str) -> dict[str, Any]:
+    return judge_file(JudgeTask(path=str(write_case(source, "script.py")))).report
+
+
+def test_a_later_call_that_runs_a_stale_graph_is_the_answer(write_case):
+    with FAULTS[0].plant():
+        report = judge(write_case, LOOPED.format(scale=5.0))
+    assert (report["verdict"], report["confidence"], report["culprit"]["rewrite"]) == ("stale", "high", "EQUALS_MATCH")
+    assert report["culprit"]["details"]["between_calls"] == ["scale: 2.0, then 5.0"]
+    assert any("judged: call 3 of the script" in note for note in report["evidence"]["notes"])
+
+
+def test_calls_that_are_right_are_counted(write_case):
+    report = judge(write_case, LOOPED.format(scale=5.0))
+    assert not report["is_bug"]
+    assert any(note.startswith("looked at 3 calls of the script") for note in report["evidence"]["notes"])
+
+
+def test_two_closures_of_one_function_share_its_graphs(write_case):
+    """Dynamo keeps graphs with the code, whichever callable was compiled."""
+    source = (
+        "import torch\n\ndef scaled(by):\n    def program(x):\n        return torch.sin(x) * by\n    return program\n\n"
+        "x = torch.ones(3)\nprint(torch.compile(scaled(2.0))(x))\nprint(torch.compile(scaled(3.0))(x))\n"
+    )
+    assert not judge(write_case, source)["is_bug"]
+    with FAULTS[0].plant():
+        report = judge(write_case, source)
+    assert report["verdict"] == "stale"
+    assert report["culprit"]["details"]["between_calls"] == ["by: 2.0, then 3.0"]
+
+
+def test_a_later_call_that_is_wrong_by_itself_is_judged_in_full(write_case, monkeypatch):
+    from torch._inductor import lowering
+
+    sine = torch.ops.aten.sin.default
+    original = lowering.lowerings[sine]
+
+    def wrong_for_five(x: Any) -> Any:
+        return original(lowering.mul(x, 2) if x.get_size()[0] == 5 else x)
+
+    monkeypatch.setitem(lowering.lowerings, sine, wrong_for_five)
+    source = (
+        "import torch\n\ncompiled = torch.compile(torch.sin, dynamic=False)\n"
+        "for size in (3, 4, 5):\n    print(compiled(torch.linspace(0, 1, size)))\n"
+    )
+    report = judge(write_case, source)
+    assert report["verdict"] == "miscompile"
+    assert any("judged: call 3 of the script" in note for note in report["evidence"]["notes"])
+
+
+def test_a_training_loop_is_followed_without_a_false_alarm(write_case):
+    source = SCALED + (
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for step in range(4):\n    loss = compiled(x).pow(2).mean()\n    optimizer.zero_grad()\n"
+        "    loss.backward()\n    optimizer.step()\n"
+    )
+    report = judge(write_case, source)
+    assert not report["is_bug"]
+    assert any(note.startswith("looked at 4 calls") for note in report["evidence"]["notes"])
+
+
+def test_a_script_with_one_call_runs_once(write_case, tmp_path: Path):
+    count = tmp_path / "count"
+    source = f"{SCALED}\nprint(compiled(x))\nopen({str(count)!r}, 'a').write('x')\n"
+    judge(write_case, f"open({str(count)!r}, 'a').write('.')\n{source}")
+    assert count.read_text(encoding="utf-8") == "."
+
+
+@pytest.mark.parametrize(
+    ("use", "once"),
+    [
+        ("print(compiled(x))", True),
+        ("def check(f):\n    return f(x), f(x)\n\ncheck(compiled)", False),
+        ("print(compiled(x))\nprint(compiled(x))", False),
+        ("for _ in range(3):\n    compiled(x)", False),
+        ("print([compiled(x) for _ in range(2)])", False),
+    ],
+    ids=["one", "given to a function", "two", "loop", "comprehension"],
+)
+def test_what_a_text_shows_of_the_number_of_calls(use, once):
+    assert makes_one_call(f"import torch\n\ncompiled = torch.compile(torch.sin)\n{use}\n") == once
+
+
+def test_a_script_that_ends_itself_behind_its_calls_is_a_case_like_another(write_case):
+    """Its function ``make`` is a helper, and no make() of a case file."""
+    source = (
+        "import torch\n\ndef make(kind='sin'):\n    return torch.compile(getattr(torch, kind))\n\n"
+        "x = torch.ones(3)\nbad = not torch.allclose(make()(x), torch.sin(x))\nraise SystemExit(bad)\n"
+    )
+    assert judge(write_case, source)["verdict"] in ("equal", "rounding")
+
+
+def test_a_script_that_goes_on_for_long_behind_its_calls_is_left(write_case, monkeypatch):
+    """It is not waited for; what was looked at until then stands in the answer."""
+    monkeypatch.setattr("fuzzcompile.diagnosis.worker.judge._LOOKING_SECONDS", 8.0)
+    began = time.monotonic()
+    report = judge(write_case, LOOPED.format(scale=2.0) + "import time\ntime.sleep(600)\n")
+    assert time.monotonic() - began < 300
+    assert any("further calls were not looked at" in note for note in report["evidence"]["notes"])
