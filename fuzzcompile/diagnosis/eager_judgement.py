@@ -1,9 +1,11 @@
 """The judgement on eager mode alone (``PATH = "eager"``): a run held against a second reference, without any compile.
 
-Two faults show. A kernel may contradict the other opinions on its operator in float64 already (`SecondReference`); or
-it is right there and wrong in the program's own dtype, by more than rounding explains. The reference is float64,
-rounded once. What eager may be away from it is measured by perturbed runs, whose moves are taken from the reference and
-not from eager: a kernel's own error is in every run of eager, and would excuse itself.
+Four faults show. A kernel may contradict the other opinions on its operator in float64 already (`SecondReference`); or
+it is right there and wrong in the program's own dtype, by more than rounding explains; or it reads memory beside its
+arguments (`find_unsteady_kernel`); or the formula of its gradient is wrong (`find_wrong_gradient`).
+
+The reference is float64, rounded once. What eager may be away from it is measured by perturbed runs, whose moves are
+taken from the reference and not from eager: a kernel's own error is in every run of eager, and would excuse itself.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from dataclasses import dataclass, replace
 from fuzzcompile.compiler.operators.second_reference import NativeCheck
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.diagnosis.decision import Decision
+from fuzzcompile.diagnosis.gradient_judgement import WrongGradient, find_wrong_gradient
 from fuzzcompile.diagnosis.oracle.judgement import Judgement, reshape_like_eager
 from fuzzcompile.diagnosis.refusals import CannotJudge
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.diagnosis.unsteady_kernels import find_unsteady_kernel
 from fuzzcompile.diagnosis.wrong_side import SideVerdict, judge_beside, name_contradiction, run_second, weigh_gradients
 from fuzzcompile.model.verdicts import Comparison, Verdict
 from fuzzcompile.run import runs
@@ -47,6 +51,13 @@ def judge_eager(experiments: Experiments) -> EagerJudgement:
         return _conclude(experiments, started, judged)
     if made.draws:
         raise CannotJudge(f"{experiments.case.name} draws random numbers: no reference says what they should be.")
+    unsteady = find_unsteady_kernel(experiments)
+    if unsteady is not None:
+        judgements = [unsteady.judge(made, run) for run in (made.eager, experiments.again)]
+        judged = next((each for each in judgements if each.verdict.is_bug), judgements[0])
+        if judged.verdict.is_bug:
+            side = SideVerdict("eager", name_contradiction(unsteady.call), unsteady.call)
+            return _conclude(experiments, started, judged, side)
     second, mode = run_second(made)
     if second.failure is not None:
         raise CannotJudge(f"A second reference of {experiments.case.name} cannot be run: it raises {second.failure}.")
@@ -61,6 +72,9 @@ def judge_eager(experiments: Experiments) -> EagerJudgement:
         exact, contested = second, []
         judged = _judge_run(experiments, exact, made.eager)
     if not judged.verdict.is_bug:
+        gradient = find_wrong_gradient(made)
+        if gradient is not None:
+            return _conclude(experiments, started, *_judge_gradient(experiments, judged, gradient))
         open_calls = dict.fromkeys(str(call.operator) for call in undecided)
         why = f"kernel and decomposition of {', '.join(open_calls)} part, undecided" if open_calls else ""
         return _conclude(experiments, started, replace(judged, detail=why))
@@ -70,6 +84,17 @@ def judge_eager(experiments: Experiments) -> EagerJudgement:
     alone = (call for call in ranked if _judge_run(experiments, run_second(made, [call])[0], made.eager).verdict.is_bug)
     found = ranked[0] if len(ranked) == 1 else next(alone, ranked[0])
     return _conclude(experiments, started, judged, SideVerdict("eager", name_contradiction(found), found))
+
+
+def _judge_gradient(
+    experiments: Experiments, judged: Judgement, gradient: WrongGradient
+) -> tuple[Judgement, SideVerdict]:
+    """The judgement beside gradients by differences, where there are any, and the operator whose own are wrong."""
+    proved = gradient.repaired is not None
+    side = SideVerdict("eager", name_contradiction(gradient.call), gradient.call, proved=proved)
+    if gradient.repaired is None:
+        return replace(judged, confidence="low"), side
+    return _judge_run(experiments, gradient.repaired, experiments.runs.eager), side
 
 
 def _judge_run(experiments: Experiments, exact: Observation, eager: Observation) -> Judgement:

@@ -1,0 +1,66 @@
+"""Whether a derivative along a direction is the limit of differences of the function, measured on either side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from fuzzcompile.model.thresholds import DERIVATIVE_TOLERANCE, DIFFERENCE_STEP, LEAST_MISS, MISS_FACTOR
+from fuzzcompile.run.metrics import rms
+from fuzzcompile.run.tensors import has_own_elements
+
+DIRECTION_SEEDS = (0, 1)
+"""A derivative is wrong if it misses differences along directions of two seeds: kinks that cancel along one do not
+along the other."""
+
+
+@dataclass(frozen=True)
+class Slope:
+    """A derivative along a direction: ``value``, and the sum of the absolute values of its terms."""
+
+    value: float
+    size: float
+
+
+def draw_direction(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A direction of a tensor in float64, as long as the tensor is large: the step is `DIFFERENCE_STEP` of its size."""
+    dtype = torch.complex128 if tensor.is_complex() else torch.float64
+    return torch.randn(tensor.shape, generator=generator, dtype=dtype).to(tensor.device) * (rms(tensor) or 1.0)
+
+
+def move_leaf(leaf: torch.Tensor, change: torch.Tensor) -> None:
+    """Move a tensor in place, laid out as it is; where one element in memory stands for many, each has its own then."""
+    with torch.no_grad():
+        if has_own_elements(leaf):
+            leaf.add_(change.to(leaf))
+        else:
+            leaf.data = leaf.data + change.to(leaf)
+
+
+def measure_slope(gradient: torch.Tensor | None, direction: torch.Tensor) -> Slope:
+    """⟨g, d⟩, of complex tensors its real part: torch's gradient is ∂L/∂Re + i ∂L/∂Im. None is a gradient of 0."""
+    if gradient is None:
+        return Slope(0.0, 0.0)
+    terms = (gradient.to(direction).conj() * direction).real
+    return Slope(float(terms.sum()), float(terms.abs().sum()))
+
+
+def measure_miss(slope: Slope, loss: Callable[[float], float]) -> float | None:
+    """By which share of its size a derivative misses the differences of ``loss``, a function of the step.
+
+    0 if it meets them. None where they have no limit: at a kink, a step, or beside a loss too large for them. There,
+    forward and backward differences part, or those of two steps do; the gradient may be any of several.
+    """
+    start = loss(0.0)
+    steps = [sign * length for length in (DIFFERENCE_STEP, DIFFERENCE_STEP / 2) for sign in (1, -1)]
+    measured = [(loss(step) - start) / step for step in steps]
+    if not all(map(math.isfinite, (*measured, slope.size))):
+        return None
+    spread, limit = max(measured) - min(measured), (measured[2] + measured[3]) / 2
+    scale, miss = max(slope.size, abs(limit)), abs(limit - slope.value)
+    if spread > DERIVATIVE_TOLERANCE * scale:
+        return None
+    return miss / scale if miss > max(LEAST_MISS * scale, MISS_FACTOR * spread) else 0.0
