@@ -56,8 +56,8 @@ DERIVATIVE_TOLERANCE = 1e-4
 # by, and miss the other by more than the second.
 MEETS, MISSES = 0.1, 0.5
 # Along a random direction a gradient is wrong that misses differences by this share of its size, and by so many times
-# what one-sided differences of two steps are apart. Gradients of single operators on the samples of torch's own tables
-# (torch 2.13, 4792 calls in float64, 3749 in complex128) miss by less than 3e-5, all but seven by less than 1e-8.
+# what the differences on either side, and those of two steps, are apart. Gradients of single operators on the samples
+# of torch's own tables (torch 2.13; 4885 in float64, 3759 in complex128) miss by less than 3e-5, all but 30 by 1e-6.
 LEAST_MISS = 1e-3
 MISS_FACTOR = 10.0
 

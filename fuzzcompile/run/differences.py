@@ -51,15 +51,18 @@ def measure_slope(gradient: torch.Tensor | None, direction: torch.Tensor) -> Slo
 def measure_miss(slope: Slope, loss: Callable[[float], float]) -> float | None:
     """By which share of its size a derivative misses the differences of ``loss``, a function of the step.
 
-    0 if it meets them. None where they have no limit: at a kink, a step, or beside a loss too large for them. There,
-    forward and backward differences part, or those of two steps do; the gradient may be any of several.
+    0 if it meets them. None where they have no limit, and the gradient may be any of several: at a step, at a kink, or
+    beside a loss too large for differences. Those on either side part by the curvature, which halves with the step, and
+    by a kink, which does not.
     """
     start = loss(0.0)
     steps = [sign * length for length in (DIFFERENCE_STEP, DIFFERENCE_STEP / 2) for sign in (1, -1)]
-    measured = [(loss(step) - start) / step for step in steps]
-    if not all(map(math.isfinite, (*measured, slope.size))):
+    ahead, behind, ahead_near, behind_near = ((loss(step) - start) / step for step in steps)
+    kink = 2 * (ahead_near - behind_near) - (ahead - behind)
+    limit = (ahead_near + behind_near) / 2
+    spread = max(abs(kink), abs((ahead + behind) / 2 - limit))
+    if not math.isfinite(spread + slope.size):
         return None
-    spread, limit = max(measured) - min(measured), (measured[2] + measured[3]) / 2
     scale, miss = max(slope.size, abs(limit)), abs(limit - slope.value)
     if spread > DERIVATIVE_TOLERANCE * scale:
         return None

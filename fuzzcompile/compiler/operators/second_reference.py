@@ -44,7 +44,7 @@ from fuzzcompile.model.thresholds import (
 from fuzzcompile.run import metrics
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.reference.formulas import apply_formula
-from fuzzcompile.run.tensors import Operator, copy_tree, double_dtype, share_storage
+from fuzzcompile.run.tensors import Operator, copy_tree, double_dtype, map_leaves, materialize_zeros, share_storage
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -158,6 +158,7 @@ class SecondReference(Float64Mode):  # type: ignore[no-untyped-call]
         if not is_comparable(func, args, kwargs):
             return func(*args, **kwargs)
         self._calls += 1
+        args, kwargs = map_leaves(materialize_zeros, (args, kwargs))
         number, before = self._calls, copy_tree((args, kwargs))
         result = func(*args, **kwargs)
         own = list_computed(func, result, (args, kwargs))
@@ -194,6 +195,7 @@ class NativeCheck(OperatorMode):  # type: ignore[no-untyped-call]
         if not is_comparable(func, args, kwargs):
             return func(*args, **kwargs)
         self._calls += 1
+        args, kwargs = map_leaves(materialize_zeros, (args, kwargs))
         before = copy_tree((args, kwargs))
         result = func(*args, **kwargs)
         own = list_computed(func, result, (args, kwargs))

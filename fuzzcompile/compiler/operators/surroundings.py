@@ -31,7 +31,7 @@ from fuzzcompile.compiler.operators.second_reference import (
 from fuzzcompile.model.thresholds import SEMANTIC_STEP
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.metrics import have_same_values
-from fuzzcompile.run.tensors import Operator, copy_tree
+from fuzzcompile.run.tensors import Operator, copy_tree, map_leaves, materialize_zeros
 
 # Elements on either side of an argument, beside as many as it has.
 _PADDING = 256
@@ -47,6 +47,7 @@ class SurroundingsCheck(OperatorMode):  # type: ignore[no-untyped-call]
 
     def _compute(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         self._calls += 1
+        args, kwargs = map_leaves(materialize_zeros, (args, kwargs))
         if not func._schema.is_mutable and not reads_storage(func) and is_comparable(func, args, kwargs):
             tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             if not all(map(is_contiguous, tensors)):
