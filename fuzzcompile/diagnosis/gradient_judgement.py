@@ -1,15 +1,16 @@
-"""Gradients of eager mode alone, held against differences of its forward pass: formulas that are wrong in any dtype.
+"""Gradients of eager mode alone, held against differences of its forward pass: faults that float64 shares.
 
 The float64 reference and the second one differentiate by the same formulas. A program whose float64 gradient misses
-differences of its loss shows a wrong formula, or that it means another gradient (``detach``, straight-through
-estimators, functions of its own): only an operator of ATen that contradicts itself on the program's values is at fault.
+differences of its loss shows a wrong formula, or a kernel that is wrong in the forward pass alone; or it means another
+gradient (``detach``, straight-through estimators, functions of its own). Only an operator of ATen that contradicts
+itself on the program's values is at fault.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -26,26 +27,29 @@ from fuzzcompile.run.tensors import share_storage
 
 @dataclass(frozen=True)
 class WrongGradient:
-    """An operator whose gradient is wrong, and the float64 run with its gradient by differences: its proof, if any."""
+    """An operator and its gradient that contradict each other, and the float64 run with one by differences, if any."""
 
     call: ContestedCall
     repaired: Observation | None
 
 
-def find_wrong_gradient(made: CaseRuns) -> WrongGradient | None:
-    """The operator because of which the gradients of a program miss differences of its loss; None if there is none."""
+def iter_wrong_gradients(made: CaseRuns) -> Iterator[WrongGradient]:
+    """The operators because of which the gradients of a program miss differences of its loss, those proved first."""
     exact = made.exact if made.has_low_precision_casts else made.reference
     if not _has_one_loss(made) or exact.failure is not None:
-        return None
+        return
     losses = [_LossAlongDirection(made, seed) for seed in differences.DIRECTION_SEEDS]
     if not all(loss.misses(exact) for loss in losses):
-        return None
-    calls = sorted(_check_operators(made), key=lambda call: -call.opinion.step)
+        return
+    calls, unproved = sorted(_check_operators(made), key=lambda call: -call.opinion.step), list[ContestedCall]()
     for call in calls:
         repaired = _repair(made, call)
-        if repaired is not None and all(loss.meets(repaired) for loss in losses):
-            return WrongGradient(call, repaired)
-    return WrongGradient(calls[0], None) if calls else None
+        if repaired is None:
+            unproved.append(call)
+        elif all(loss.meets(repaired) for loss in losses):
+            yield WrongGradient(call, repaired)
+    for call in unproved:
+        yield WrongGradient(call, None)
 
 
 def _has_one_loss(made: CaseRuns) -> bool:

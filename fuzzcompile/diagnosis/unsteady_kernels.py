@@ -14,7 +14,6 @@ from fuzzcompile.compiler.operators.second_reference import ContestedCall
 from fuzzcompile.compiler.operators.surroundings import ContiguousFloat64, SurroundingsCheck, call_on_copies
 from fuzzcompile.diagnosis.oracle.judgement import Judgement, Observations, have_same_bits, judge, reshape_like_eager
 from fuzzcompile.diagnosis.trials.case_runs import CaseRuns
-from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.run import runs
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.observation import Observation
@@ -34,10 +33,12 @@ class UnsteadyKernel:
         return judge(Observations(right, right, self.exact, (self.repaired,), run))
 
 
-def find_unsteady_kernel(experiments: Experiments) -> UnsteadyKernel | None:
-    """The kernel without which eager mode repeats itself; None if it does so anyway, or no kernel alone is why."""
-    made = experiments.runs
-    if experiments.is_deterministic or made.draws:
+def find_unsteady_kernel(made: CaseRuns) -> UnsteadyKernel | None:
+    """The kernel on copies of whose arguments eager mode repeats itself; None if no kernel alone is why it does not.
+
+    Two runs may show the same by chance: what lies beside the arguments is chosen here.
+    """
+    if made.draws:
         return None
     mode = SurroundingsCheck()
     program = build(made.case, made.device, streamed=True)

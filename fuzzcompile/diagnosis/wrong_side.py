@@ -78,7 +78,7 @@ def find_wrong_side(experiments: Experiments, trial: Trial, decision: Decision) 
     if experiments.against != "eager":
         return None
     if (decision.verdict.kind == "values" or decision.verdict in _UNSURE) and not experiments.is_deterministic:
-        unsteady = find_unsteady_kernel(experiments)
+        unsteady = find_unsteady_kernel(experiments.runs)
         if unsteady is not None:
             right = unsteady.judge(experiments.runs, trial.observation).verdict in HARMLESS
             return SideVerdict("eager" if right else "both", name_contradiction(unsteady.call), unsteady.call)
@@ -134,10 +134,9 @@ def name_contradiction(call: ContestedCall) -> str:
         "decomposition": "its own derivative",
         "float64": "itself in float64",
         "surroundings": "itself on contiguous copies, on which alone it repeats itself",
-        "differences": "differences of its own forward pass",
+        "differences": "its own gradient, which differences of it miss",
     }[call.opinion.by]
-    what = f"gradient of {call.operator}" if call.opinion.by == "differences" else call.operator
-    return f"eager's {what} contradicts {beside} (inputs: {call.describe_inputs()})"
+    return f"eager's {call.operator} contradicts {beside} (inputs: {call.describe_inputs()})"
 
 
 def _is_repaired(experiments: Experiments, trial: Trial, calls: Sequence[ContestedCall]) -> bool:

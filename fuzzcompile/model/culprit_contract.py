@@ -42,7 +42,7 @@ class AtenKernelJson(TypedDict):
     differs_by: float | None  # the largest difference, in units of the result's size
     about: NotRequired[
         KernelFault
-    ]  # ``layout``: right on contiguous copies; ``gradient``: that alone is wrong; ``values``
+    ]  # ``layout``: right on contiguous copies; ``gradient``: not of its values; ``values``
     misreads: NotRequired[list[str]]  # of a fault of layout, the arguments whose contiguous copies repair it
     wrong_in: str  # the side that hands it such operands: ``eager`` or ``compiled``
 

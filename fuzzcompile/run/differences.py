@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from fuzzcompile.model.thresholds import DERIVATIVE_TOLERANCE, DIFFERENCE_STEP, LEAST_MISS, MISS_FACTOR
+from fuzzcompile.model.thresholds import DERIVATIVE_TOLERANCE, DIFFERENCE_STEP, LEAST_MISS, MEETS, MISS_FACTOR
 from fuzzcompile.run.metrics import rms
 from fuzzcompile.run.tensors import has_own_elements
 
@@ -48,12 +49,12 @@ def measure_slope(gradient: torch.Tensor | None, direction: torch.Tensor) -> Slo
     return Slope(float(terms.sum()), float(terms.abs().sum()))
 
 
-def measure_miss(slope: Slope, loss: Callable[[float], float]) -> float | None:
+def measure_miss(slope: Slope, loss: Callable[[float], float], *, terms: float | None = None) -> float | None:
     """By which share of its size a derivative misses the differences of ``loss``, a function of the step.
 
     0 if it meets them. None where they have no limit, and the gradient may be any of several: at a step, at a kink, or
     beside a loss too large for differences. Those on either side part by the curvature, which halves with the step, and
-    by a kink, which does not.
+    by a kink, which does not. Rounding is of the size of the loss's ``terms``: of erf(9) no difference shows.
     """
     start = loss(0.0)
     steps = [sign * length for length in (DIFFERENCE_STEP, DIFFERENCE_STEP / 2) for sign in (1, -1)]
@@ -64,6 +65,10 @@ def measure_miss(slope: Slope, loss: Callable[[float], float]) -> float | None:
     if not math.isfinite(spread + slope.size):
         return None
     scale, miss = max(slope.size, abs(limit)), abs(limit - slope.value)
-    if spread > DERIVATIVE_TOLERANCE * scale:
+    rounding = sys.float_info.epsilon * (abs(start) if terms is None else terms) / steps[2]
+    if spread + rounding > DERIVATIVE_TOLERANCE * scale:
         return None
-    return miss / scale if miss > max(LEAST_MISS * scale, MISS_FACTOR * spread) else 0.0
+    if miss <= max(LEAST_MISS * scale, MISS_FACTOR * spread):
+        return 0.0
+    # Beside a gradient that explodes, of factors of a singular matrix, differences of a jump look like a small spread.
+    return miss / scale if spread <= MEETS * abs(limit) else None

@@ -62,7 +62,7 @@ class GradientCheck(Float64Mode):  # type: ignore[no-untyped-call]
         """The calls whose gradient is not the derivative of what they compute, along two directions."""
         found = list[ContestedCall]()
         for number, func, arguments in self._calls:
-            miss = _measure_gradient_miss(func, arguments)
+            miss = measure_gradient_miss(func, arguments)
             if miss:
                 found.append(ContestedCall(number, func, arguments, PartedOpinion("differences", miss)))
         return found
@@ -86,7 +86,7 @@ def _is_differentiated(func: Operator, arguments: Arguments) -> bool:
     )
 
 
-def _measure_gradient_miss(func: Operator, arguments: Arguments) -> float | None:
+def measure_gradient_miss(func: Operator, arguments: Arguments) -> float | None:
     """By which share of its size the gradient of a call misses differences, the least along two directions.
 
     None where no gradient is computed, and where differences have no limit.
@@ -126,7 +126,10 @@ class _CallAlongDirection:
         slopes = [differences.measure_slope(gradient, direction) for gradient, direction in pairs]
         whole = differences.Slope(sum(slope.value for slope in slopes), sum(slope.size for slope in slopes))
         with torch.no_grad():
-            return differences.measure_miss(whole, lambda step: float(_weigh(self._call(step)[1], weights, counted)))
+            terms = sum(float((r * w).abs().sum()) for r, w, own in zip(results, weights, counted, strict=True) if own)
+            return differences.measure_miss(
+                whole, lambda step: float(_weigh(self._call(step)[1], weights, counted)), terms=terms
+            )
 
     def _call(self, step: float, *, grad: bool = False) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The arguments that were moved, and the results that have a derivative."""
