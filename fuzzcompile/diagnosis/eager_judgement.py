@@ -10,6 +10,7 @@ taken from the reference and not from eager: a kernel's own error is in every ru
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -24,7 +25,6 @@ from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.diagnosis.unsteady_kernels import find_unsteady_kernel
 from fuzzcompile.diagnosis.wrong_side import SideVerdict, judge_beside, name_contradiction, run_second, weigh_gradients
-from fuzzcompile.model.thresholds import GROSS_ERROR
 from fuzzcompile.model.verdicts import Comparison, Verdict
 from fuzzcompile.run import runs
 from fuzzcompile.run.case_program import build
@@ -77,7 +77,7 @@ def judge_eager(experiments: Experiments) -> EagerJudgement:
         why = f"kernel and decomposition of {', '.join(open_calls)} part, undecided" if open_calls else ""
         return _conclude(experiments, started, replace(judged, detail=why))
     if not contested:
-        side = _name_native_fault(experiments, exact, judged)
+        side = _name_native_fault(experiments, exact)
         unsteady = _judge_steadiness(experiments) if side is None else None
         return _conclude(experiments, started, *(unsteady or (judged, side)))
     ranked = sorted(contested, key=lambda call: -call.opinion.step)
@@ -120,12 +120,11 @@ def _judge_run(experiments: Experiments, exact: Observation, eager: Observation)
     return judge_beside(experiments, reshape_like_eager(experiments.runs.eager, exact), exact, eager)
 
 
-def _name_native_fault(experiments: Experiments, exact: Observation, judged: Judgement) -> SideVerdict | None:
+def _name_native_fault(experiments: Experiments, exact: Observation) -> SideVerdict | None:
     """The operator whose kernel is wrong in the program's own dtype: with float64's values for it, eager is right."""
     calls = sorted(_run_checked(experiments)[1].contested, key=lambda call: -call.opinion.step)
-    # One call alone may not be all that is wrong; many errors that are small, in the end as well, are rounding.
-    far = any(each.finding == "nonfinite" or each.relative_error > GROSS_ERROR for each in judged.comparisons)
-    gross = [call for call in calls if far and call.opinion.step > GROSS_ERROR]
+    # One call alone may not be all that is wrong. Many that are merely off may be rounding, or the signs of factors.
+    gross = [call for call in calls if math.isinf(call.opinion.step)]
     operators = dict.fromkeys(call.operator for call in gross)
     alike = ([call for call in gross if call.operator is operator] for operator in operators)
     for wrong in (*([call] for call in calls), *(group for group in (*alike, gross) if len(group) > 1)):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from plants.sides import gradient_fault, write_program
+from plants.sides import eager_fault, gradient_fault, write_program
 
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.model.contract import ReportJson
@@ -56,7 +56,13 @@ def test_a_wrong_formula_of_complex_numbers_is_named(judged):
     assert report["culprit"]["rewrite"] == "aten.reciprocal.default"
 
 
-def test_a_fault_of_the_users_own_dtype_is_found_in_float64(judged):
+def test_a_backward_kernel_that_is_wrong_on_complex_numbers_is_told_from_its_decomposition(judged):
+    with eager_fault(aten.tanh_backward.default):
+        report = judged(write_program("torch.tanh(x)", backward=True, dtype="complex64"))
+    assert (report["verdict"], report["culprit"]["rewrite"]) == ("eager_wrong", "aten.tanh_backward.default")
+
+
+def test_a_fault_of_a_short_dtype_is_found_in_float64(judged):
     with gradient_fault(aten.expm1.default, factor=1.5):
         report = judged(write_program("torch.expm1(x)", backward=True, dtype="bfloat16"))
     assert (report["verdict"], report["culprit"]["rewrite"]) == ("eager_wrong", "aten.expm1.default")
