@@ -133,3 +133,31 @@ def compiler_fault(operator: torch._ops.OpOverload) -> Iterator[str]:
 
         stack.enter_context(mock.patch.dict(lowering.lowerings, {operator: wrong}))
         yield "lowering"
+
+
+@contextlib.contextmanager
+def gradient_fault(operator: torch._ops.OpOverload, argument: int = 0, factor: float = 1.05) -> Iterator[None]:
+    """In the block, autograd's formula for ``operator`` gives a wrong gradient for one argument; values are right."""
+    kernel = torch.library.get_kernel(operator, "AutogradCPU")
+    namespace, _, name = operator._schema.name.partition("::")
+    overload = operator._schema.overload_name
+
+    class Identity(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * factor
+
+    def run(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> object:
+        given = [Identity.apply(arg) if at == argument and arg.requires_grad else arg for at, arg in enumerate(args)]
+        return kernel.call_boxed(keys, *given, **kwargs)
+
+    library = torch.library.Library(namespace, "IMPL")
+    library.impl(f"{name}.{overload}" if overload else name, run, "AutogradCPU", with_keyset=True, allow_override=True)
+    try:
+        yield
+    finally:
+        library._destroy()

@@ -1,13 +1,16 @@
 """The judgement on eager mode alone (``PATH = "eager"``): a run held against a second reference, without any compile.
 
-Two faults show. A kernel may contradict the other opinions on its operator in float64 already (`SecondReference`); or
-it is right there and wrong in the program's own dtype, by more than rounding explains. The reference is float64,
-rounded once. What eager may be away from it is measured by perturbed runs, whose moves are taken from the reference and
-not from eager: a kernel's own error is in every run of eager, and would excuse itself.
+Four faults show. A kernel may contradict the other opinions on its operator in float64 already (`SecondReference`); or
+it is right there and wrong in the program's own dtype, by more than rounding explains; or it reads memory beside its
+arguments (`find_unsteady_kernel`); or the formula of its gradient is wrong (`iter_wrong_gradients`).
+
+The reference is float64, rounded once. What eager may be away from it is measured by perturbed runs, whose moves are
+taken from the reference and not from eager: a kernel's own error is in every run of eager, and would excuse itself.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -15,10 +18,12 @@ from dataclasses import dataclass, replace
 from fuzzcompile.compiler.operators.second_reference import NativeCheck
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.diagnosis.decision import Decision
+from fuzzcompile.diagnosis.gradient_judgement import iter_wrong_gradients
 from fuzzcompile.diagnosis.oracle.judgement import Judgement, reshape_like_eager
 from fuzzcompile.diagnosis.refusals import CannotJudge
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.diagnosis.unsteady_kernels import find_unsteady_kernel
 from fuzzcompile.diagnosis.wrong_side import SideVerdict, judge_beside, name_contradiction, run_second, weigh_gradients
 from fuzzcompile.model.verdicts import Comparison, Verdict
 from fuzzcompile.run import runs
@@ -47,6 +52,9 @@ def judge_eager(experiments: Experiments) -> EagerJudgement:
         return _conclude(experiments, started, judged)
     if made.draws:
         raise CannotJudge(f"{experiments.case.name} draws random numbers: no reference says what they should be.")
+    unsteady = None if experiments.is_deterministic else _judge_steadiness(experiments)
+    if unsteady is not None:
+        return _conclude(experiments, started, *unsteady)
     second, mode = run_second(made)
     if second.failure is not None:
         raise CannotJudge(f"A second reference of {experiments.case.name} cannot be run: it raises {second.failure}.")
@@ -61,15 +69,50 @@ def judge_eager(experiments: Experiments) -> EagerJudgement:
         exact, contested = second, []
         judged = _judge_run(experiments, exact, made.eager)
     if not judged.verdict.is_bug:
+        # A float64 program that is repaired to agree with eager is not the one whose gradients are measured.
+        formula = None if contested else _judge_gradients(experiments, judged)
+        if formula is not None:
+            return _conclude(experiments, started, *formula)
         open_calls = dict.fromkeys(str(call.operator) for call in undecided)
         why = f"kernel and decomposition of {', '.join(open_calls)} part, undecided" if open_calls else ""
         return _conclude(experiments, started, replace(judged, detail=why))
     if not contested:
-        return _conclude(experiments, started, judged, _name_native_fault(experiments, exact))
+        side = _name_native_fault(experiments, exact)
+        unsteady = _judge_steadiness(experiments) if side is None else None
+        return _conclude(experiments, started, *(unsteady or (judged, side)))
     ranked = sorted(contested, key=lambda call: -call.opinion.step)
     alone = (call for call in ranked if _judge_run(experiments, run_second(made, [call])[0], made.eager).verdict.is_bug)
     found = ranked[0] if len(ranked) == 1 else next(alone, ranked[0])
     return _conclude(experiments, started, judged, SideVerdict("eager", name_contradiction(found), found))
+
+
+def _judge_steadiness(experiments: Experiments) -> tuple[Judgement, SideVerdict] | None:
+    """The judgement on the first wrong one of two runs, and the kernel that gives other values from run to run."""
+    made = experiments.runs
+    unsteady = find_unsteady_kernel(made)
+    if unsteady is None:
+        return None
+    judgements = (unsteady.judge(made, run) for run in (made.eager, experiments.again))
+    wrong = next((judged for judged in judgements if judged.verdict.is_bug), None)
+    side = SideVerdict("eager", name_contradiction(unsteady.call), unsteady.call)
+    return None if wrong is None else (wrong, side)
+
+
+def _judge_gradients(experiments: Experiments, judged: Judgement) -> tuple[Judgement, SideVerdict] | None:
+    """The judgement beside gradients by differences, if these can be had, and the operator whose own are wrong.
+
+    None if there is none, or if eager mode in the program's own dtype is right: an operator may contradict itself in
+    float64 alone.
+    """
+    for gradient in iter_wrong_gradients(experiments.runs):
+        proved = gradient.repaired is not None
+        side = SideVerdict("eager", name_contradiction(gradient.call), gradient.call, proved=proved)
+        if gradient.repaired is None:
+            return replace(judged, confidence="low"), side
+        beside = _judge_run(experiments, gradient.repaired, experiments.runs.eager)
+        if beside.verdict is Verdict.WRONG_GRADIENT:
+            return beside, side
+    return None
 
 
 def _judge_run(experiments: Experiments, exact: Observation, eager: Observation) -> Judgement:
@@ -79,11 +122,15 @@ def _judge_run(experiments: Experiments, exact: Observation, eager: Observation)
 
 def _name_native_fault(experiments: Experiments, exact: Observation) -> SideVerdict | None:
     """The operator whose kernel is wrong in the program's own dtype: with float64's values for it, eager is right."""
-    calls = _run_checked(experiments)[1].contested
-    for call in sorted(calls, key=lambda call: -call.opinion.step):
-        repaired, _ = _run_checked(experiments, {call.number})
+    calls = sorted(_run_checked(experiments)[1].contested, key=lambda call: -call.opinion.step)
+    # One call alone may not be all that is wrong. Many that are merely off may be rounding, or the signs of factors.
+    gross = [call for call in calls if math.isinf(call.opinion.step)]
+    operators = dict.fromkeys(call.operator for call in gross)
+    alike = ([call for call in gross if call.operator is operator] for operator in operators)
+    for wrong in (*([call] for call in calls), *(group for group in (*alike, gross) if len(group) > 1)):
+        repaired, _ = _run_checked(experiments, {call.number for call in wrong})
         if repaired.failure is None and not _judge_run(experiments, exact, repaired).verdict.is_bug:
-            return SideVerdict("eager", name_contradiction(call), call)
+            return SideVerdict("eager", name_contradiction(wrong[0]), wrong[0])
     return None
 
 

@@ -259,7 +259,9 @@ class JudgedTrial:
 
     def _on_side(self, side: SideVerdict) -> JudgedTrial:
         decision = self.decision
-        if side.wrong == "eager":
+        # Of an unsteady kernel nothing else can be said, though the compiled program may call it too.
+        unsteady = side.call is not None and side.call.opinion.by == "surroundings"
+        if side.wrong == "eager" or unsteady:
             decision = replace(decision, verdict=Verdict.EAGER_WRONG, detail=side.why)
         elif side.wrong != "compiled":
             why = f"which side is wrong is undecided: {side.why}" if side.wrong == "undecided" else side.why

@@ -23,6 +23,7 @@ from fuzzcompile.diagnosis.operators.operator_ways import describe_kernel_call
 from fuzzcompile.diagnosis.oracle.judgement import Judgement, Observations, judge, reshape_like_eager
 from fuzzcompile.diagnosis.trials.case_runs import CaseRuns, Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.diagnosis.unsteady_kernels import find_unsteady_kernel
 from fuzzcompile.model.contract import EAGER, WrongSide
 from fuzzcompile.model.culprit_contract import DetailsJson, KernelFault
 from fuzzcompile.model.stages import ATEN
@@ -31,21 +32,28 @@ from fuzzcompile.model.verdicts import HARMLESS, Verdict
 from fuzzcompile.run import runs
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.case_program import build
+from fuzzcompile.run.differences import measure_slope, move_leaf
 from fuzzcompile.run.metrics import rms, widen
 from fuzzcompile.run.observation import Observation, Value, list_gradient_leaves
 from fuzzcompile.run.tensors import Operator
 
 # Gradients that are measured, the most different first.
 _MOST_GRADIENTS = 4
+# Verdicts that an eager mode which differs from run to run may hide behind.
+_UNSURE = (Verdict.UNSTABLE, Verdict.ROUNDING, Verdict.NONDETERMINISTIC)
 
 
 @dataclass(frozen=True)
 class SideVerdict:
-    """The side that is wrong, why in words, and the operator of eager mode that is at fault, if one is."""
+    """The side that is wrong, why in words, and the operator of eager mode that is at fault, if one is.
+
+    ``proved``: a run in which the operator is repaired is right.
+    """
 
     wrong: WrongSide
     why: str = ""
     call: ContestedCall | None = None
+    proved: bool = True
     unopposed: Mapping[str, UnopposedCall] = field(
         default_factory=dict
     )  # operators whose kernels both references share
@@ -67,7 +75,14 @@ class SideVerdict:
 
 def find_wrong_side(experiments: Experiments, trial: Trial, decision: Decision) -> SideVerdict | None:
     """The side that is wrong in a decision on values; None for other verdicts, and where eager is not a side."""
-    if decision.verdict.kind != "values" or experiments.against != "eager":
+    if experiments.against != "eager":
+        return None
+    if (decision.verdict.kind == "values" or decision.verdict in _UNSURE) and not experiments.is_deterministic:
+        unsteady = find_unsteady_kernel(experiments.runs)
+        if unsteady is not None:
+            right = unsteady.judge(experiments.runs, trial.observation).verdict in HARMLESS
+            return SideVerdict("eager" if right else "both", name_contradiction(unsteady.call), unsteady.call)
+    if decision.verdict.kind != "values":
         return None
     if trial.sampled is not None or (experiments.runs.draws and not experiments.runs.reference_draws_alike):
         return SideVerdict("undecided", "random numbers were compared by their distribution")
@@ -118,6 +133,8 @@ def name_contradiction(call: ContestedCall) -> str:
         "contiguous": "itself on contiguous copies",
         "decomposition": "its own derivative",
         "float64": "itself in float64",
+        "surroundings": "itself on contiguous copies, on which alone it repeats itself",
+        "differences": "its own gradient, which differences of it miss",
     }[call.opinion.by]
     return f"eager's {call.operator} contradicts {beside} (inputs: {call.describe_inputs()})"
 
@@ -211,7 +228,7 @@ def _measure_gradient(made: CaseRuns, name: str, eager: torch.Tensor, compiled: 
     if not size or not math.isfinite(size):
         return None
     direction = apart / size
-    slopes = [float((gradient * direction).sum()) for gradient in (eager, compiled)]
+    slopes = [measure_slope(gradient, direction).value for gradient in (eager, compiled)]
     parted = abs(slopes[0] - slopes[1])
     near, nearer = (_measure_slope(made, name, direction, step) for step in (DIFFERENCE_STEP, DIFFERENCE_STEP / 2))
     if near is None or nearer is None or not abs(near - nearer) < MEETS * parted:
@@ -235,8 +252,7 @@ def _measure_slope(made: CaseRuns, name: str, direction: torch.Tensor, share: fl
         if leaf is None or leaf.shape != direction.shape:
             return None
         step = share * (rms(leaf) or 1.0)
-        with torch.no_grad():
-            leaf.add_(sign * step * direction.to(leaf))
+        move_leaf(leaf, sign * step * direction)
         try:
             with Float64Mode(keep_casts=False, native=program.dtype):
                 losses.append(runs.measure_loss(made.case, program))
@@ -257,13 +273,13 @@ def attribute_eager_fault(
     compiled = None if experiments.case.settings.path == EAGER else Workaround(_COMPILED)
     if side.call is None:
         return replace(attribution, culprit=word_eager_fault(side), workaround=compiled)
-    by_layout = side.call.opinion.by_layout
-    ablation = Ablation(
-        f"eager mode with {side.call.operator} {'on contiguous operands' if by_layout else 'replaced'}", True, None
-    )
+    by_layout, by = side.call.opinion.by_layout, side.call.opinion.by
+    repair = "on contiguous operands" if by_layout else "replaced"
+    repair = "differentiated by differences" if by == "differences" else repair
+    ablations = [Ablation(f"eager mode with {side.call.operator} {repair}", True, None)] if side.proved else []
     copied = _find_repairing_copies(experiments, trial, side.call) if by_layout else None
     workaround = compiled if copied is None else Workaround(_word_copies(str(side.call.operator), copied))
-    return replace(attribution, culprit=word_eager_fault(side), ablations=[ablation], workaround=workaround)
+    return replace(attribution, culprit=word_eager_fault(side), ablations=ablations, workaround=workaround)
 
 
 _COMPILED = "torch.compile(model): the compiled program is right"
@@ -272,6 +288,8 @@ _COMPILED = "torch.compile(model): the compiled program is right"
 def _find_repairing_copies(experiments: Experiments, trial: Trial, call: ContestedCall) -> list[str] | None:
     """The arguments of a kernel of whose contiguous copies eager mode is right; None if it is not."""
     made, copied = experiments.runs, call.misread
+    if call.opinion.by == "surroundings":  # their runs were made to find it
+        return copied
 
     def run(operator: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if operator is call.operator:
@@ -308,9 +326,9 @@ def word_eager_fault(side: SideVerdict) -> Culprit:
     if call is None:
         return Culprit.from_operator(ATEN, None, confidence="low")
     name, opinion = str(call.operator), call.opinion
-    about: KernelFault = "layout" if opinion.by_layout else "values"
+    about: KernelFault = "layout" if opinion.by_layout else "gradient" if opinion.by == "differences" else "values"
     kernel = describe_kernel_call(name, call.arguments, opinion.step, "eager", about=about)
     if opinion.by_layout:
         kernel["misreads"] = call.misread
     details: DetailsJson = {"kind": "values", "aten_kernel": kernel}
-    return Culprit.from_operator(ATEN, name, step=opinion.step, necessary=True, details=details)
+    return Culprit.from_operator(ATEN, name, step=opinion.step, necessary=side.proved or None, details=details)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NotRequired, TypedDict
 
-KernelFault = Literal["layout", "values"]
+KernelFault = Literal["layout", "values", "gradient"]
 
 
 class MatchedLineJson(TypedDict):
@@ -40,7 +40,9 @@ class AtenKernelJson(TypedDict):
     call: str  # the call as Python, with the tensors as ``inputs[i]``
     inputs: list[KernelInputJson]  # those tensors
     differs_by: float | None  # the largest difference, in units of the result's size
-    about: NotRequired[KernelFault]  # ``layout``: it is right on contiguous copies of them; ``values`` otherwise
+    about: NotRequired[
+        KernelFault
+    ]  # ``layout``: right on contiguous copies; ``gradient``: not of its values; ``values``
     misreads: NotRequired[list[str]]  # of a fault of layout, the arguments whose contiguous copies repair it
     wrong_in: str  # the side that hands it such operands: ``eager`` or ``compiled``
 

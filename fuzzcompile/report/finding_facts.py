@@ -156,6 +156,8 @@ class IssueFacts:
         self.kernel = kernel["operator"] if kernel is not None else blamed if blamed.startswith("aten.") else None
         # Its result is right for the same values in contiguous memory.
         self.by_layout = kernel is None or kernel.get("about", "layout") == "layout"
+        # Its gradient is not the derivative of its values; which of them is wrong is not known.
+        self.by_gradient = kernel is not None and kernel.get("about") == "gradient"
         # The arguments whose layout it misreads.
         self.misreads: Sequence[str] = () if kernel is None else kernel.get("misreads", ())
         self.outputs: Sequence[OutputJson] = evidence.get("outputs") or ()

@@ -290,6 +290,8 @@ def source_link(facts: IssueFacts) -> str:
 
 def describe_repair(facts: IssueFacts) -> str:
     """Describe the repair of an operator with which eager mode is right."""
+    if facts.by_gradient:
+        return "once that operator is differentiated by differences of its forward pass"
     if not facts.by_layout:
         return "once that operator is computed by other code"
     copied = "".join(f" of `{name}`" for name in facts.misreads[:1]) if len(facts.misreads) == 1 else ""
@@ -299,6 +301,8 @@ def describe_repair(facts: IssueFacts) -> str:
 def proof(facts: IssueFacts) -> str:
     """Describe the proof of the culprit in one line; empty where nothing proves it."""
     if facts.without_compiler:
+        if facts.by_gradient:
+            return "the script above holds the operator's gradient against differences of its forward pass."
         if facts.by_layout:
             return "the script above calls the operator in eager mode, on equal values in two layouts."
         return (

@@ -128,7 +128,8 @@ def describe_effect(facts: IssueFacts) -> Effect:
     """Describe the effect: what the compiled program does instead of what eager does."""
     verdict = facts.verdict
     if facts.without_compiler or _is_kernel_wrong(facts):
-        does = WORDS["kernel_effect"].get(verdict, "gives wrong values")
+        wrong = "has a gradient that contradicts its values" if facts.by_gradient else "gives wrong values"
+        does = WORDS["kernel_effect"].get(verdict, wrong)
         misread = [f"`{name}`" for name in facts.misreads]
         which = f"a non-contiguous {' and '.join(misread)}" if misread else "inputs that are not contiguous"
         return Effect(does, f" for {which}" if facts.by_layout else " in eager mode")

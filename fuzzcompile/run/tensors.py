@@ -269,6 +269,16 @@ def share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
     return first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
 
 
+def has_own_elements(tensor: torch.Tensor) -> bool:
+    """Return whether the strides say that no two elements of a strided tensor share memory."""
+    reached = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reached:
+            return False
+        reached += stride * (size - 1)
+    return True
+
+
 def densify(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in a form that can be compared: sparse, quantized and nested tensors become dense."""
     if tensor.is_nested:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -106,3 +107,30 @@ def test_a_median_along_an_expanded_dimension_is_read_from_memory_beside_it(judg
         "eager_wrong", "eager", f"aten.{name}.dim",
     )  # fmt: skip
     assert "contiguous" in str(report["workaround"])
+
+
+@pytest.mark.parametrize("path", ["eager", "compile"])
+def test_a_kernel_that_differs_from_run_to_run_by_its_operands_layout_is_named(write_case, path: str):
+    runs = itertools.count(1)
+    source = write_program("torch.expm1(x.mT) + x.mT.sin()") + f'\n\nPATH = "{path}"\n'
+    with eager_fault(aten.expm1.default, lambda y: y * next(runs), only=is_strided):
+        report = triage(load_case(write_case(source)), CPU, JudgeTask()).to_json()
+    assert (report["verdict"], report["wrong"], report["culprit"]["rewrite"]) == (
+        "eager_wrong", "eager", "aten.expm1.default",
+    )  # fmt: skip
+    assert "contiguous self" in report["workaround"]["how"] and report["culprit"]["necessary"]
+
+
+def test_a_kernel_that_differs_from_run_to_run_in_any_layout_is_unstable(judged):
+    runs = itertools.count(1)
+    with eager_fault(aten.expm1.default, lambda y: y * (1 + next(runs) % 7)):
+        report = judged("torch.expm1(x.mT)")
+    assert report["verdict"] != "equal" and not report["evidence"]["eager_deterministic"]
+    assert "repeats itself" not in report["detail"]
+
+
+@pytest.mark.skipif(not torch.__version__.startswith(("2.13.", "2.15.")), reason="the kernel of these torches")
+def test_a_kernel_that_reads_beyond_its_operands_storage_is_named(judged_case):
+    """What lies there is another thing in each run, and may be the same in two; the compiler calls the same kernel."""
+    report = judged_case(MEDIAN.format(name="median").replace("[4:5]", "[19:20]"))
+    assert (report["verdict"], report["culprit"]["rewrite"]) == ("eager_wrong", "aten.median.dim")

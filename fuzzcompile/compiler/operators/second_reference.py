@@ -44,7 +44,7 @@ from fuzzcompile.model.thresholds import (
 from fuzzcompile.run import metrics
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.reference.formulas import apply_formula
-from fuzzcompile.run.tensors import Operator, copy_tree, double_dtype, share_storage
+from fuzzcompile.run.tensors import Operator, copy_tree, double_dtype, map_leaves, materialize_zeros, share_storage
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -59,8 +59,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 # Contested calls that are kept, with their arguments.
 _MOST_CONTESTED = 20
 
-Opinion = Literal["contiguous", "formula", "decomposition", "float64"]
-"""How an operator was computed beside its kernel."""
+Opinion = Literal["contiguous", "formula", "decomposition", "float64", "differences", "surroundings"]
+"""How an operator was computed beside its kernel; "differences" are those of the kernel, beside its gradient."""
 Compute: TypeAlias = Callable[..., object]
 
 
@@ -92,7 +92,7 @@ class ContestedCall:
         """Return whether the kernel is wrong; None if no opinion outvotes the other."""
         if self.opinion.compute is None:
             return True
-        if not _has_derivative(self.operator):
+        if not has_derivative(self.operator):
             return None
         with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError):  # it has no derivative
             fits = _fit_derivatives([self.operator, self.opinion.compute], self.arguments)
@@ -107,13 +107,11 @@ class ContestedCall:
 
         def copied(names: Collection[str]) -> list[torch.Tensor | None]:
             given = copy_operands(copy_tree(named), names)
-            return _list_computed(self.operator, self.operator(**given), ((), given))
+            return list_computed(self.operator, self.operator(**given), ((), given))
 
         try:
             right = copied(strided)
-            alone = [
-                name for name in strided if _measure_change(self.arguments, copied([name]), right) <= SEMANTIC_STEP
-            ]
+            alone = [name for name in strided if measure_change(self.arguments, copied([name]), right) <= SEMANTIC_STEP]
         except (RuntimeError, TypeError, ValueError, NotImplementedError):  # it refuses some combination
             return strided
         return alone[:1] or strided
@@ -133,7 +131,7 @@ class UnopposedCall:
     @functools.cached_property
     def fits_derivative(self) -> bool:
         """Return whether the kernel has the derivative that autograd computes by other kernels."""
-        if not _has_derivative(self.operator):
+        if not has_derivative(self.operator):
             return False
         with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError):  # it has none
             return _fit_derivatives([self.operator], self.arguments) == [True]
@@ -157,12 +155,13 @@ class SecondReference(Float64Mode):  # type: ignore[no-untyped-call]
 
     def compute(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute an operator by its kernel, and otherwise; return the kernel's values unless they are repaired."""
-        if not _is_comparable(func, args, kwargs):
+        if not is_comparable(func, args, kwargs):
             return func(*args, **kwargs)
         self._calls += 1
+        args, kwargs = map_leaves(materialize_zeros, (args, kwargs))
         number, before = self._calls, copy_tree((args, kwargs))
         result = func(*args, **kwargs)
-        own = _list_computed(func, result, (args, kwargs))
+        own = list_computed(func, result, (args, kwargs))
         try:
             parted = _find_parted_opinion(func, before, own)
         except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AttributeError):
@@ -193,17 +192,18 @@ class NativeCheck(OperatorMode):  # type: ignore[no-untyped-call]
         self._repaired, self._calls = repaired, 0
 
     def _compute(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        if not _is_comparable(func, args, kwargs):
+        if not is_comparable(func, args, kwargs):
             return func(*args, **kwargs)
         self._calls += 1
+        args, kwargs = map_leaves(materialize_zeros, (args, kwargs))
         before = copy_tree((args, kwargs))
         result = func(*args, **kwargs)
-        own = _list_computed(func, result, (args, kwargs))
+        own = list_computed(func, result, (args, kwargs))
         dtypes = [value.dtype for value in own if value is not None and value.is_floating_point()]
         try:
             wide = _widen(before)
-            exact = _list_computed(func, func(*wide[0], **wide[1]), wide)
-            step = _measure_change(before, own, exact)
+            exact = list_computed(func, func(*wide[0], **wide[1]), wide)
+            step = measure_change(before, own, exact)
         except (RuntimeError, TypeError, ValueError, NotImplementedError):  # no kernel for float64
             return result
         if self._calls in self._repaired:
@@ -226,8 +226,8 @@ class NativeCheck(OperatorMode):  # type: ignore[no-untyped-call]
 
         for _ in NOISE_SEEDS:
             moved = pytree.tree_map_only(torch.Tensor, move, _widen(given))
-            computed = _list_computed(func, func(*moved[0], **moved[1]), moved)
-            spread = max(spread, _measure_change(given, computed, exact))
+            computed = list_computed(func, func(*moved[0], **moved[1]), moved)
+            spread = max(spread, measure_change(given, computed, exact))
         return ALWAYS_ALLOWED * eps + ROUNDING_FACTOR * spread
 
 
@@ -254,15 +254,15 @@ def _find_parted_opinion(
 ) -> PartedOpinion | UnopposedCall | None:
     """The opinion that parts with the kernel's values, the most telling of them; None if they agree."""
     copies: Arguments | None = None
-    if get_operator_family(str(func)) not in _FACTS.reads_storage and not all(map(is_contiguous, _list_tensors(given))):
+    if not reads_storage(func) and not all(map(is_contiguous, _list_tensors(given))):
         copies = make_contiguous(copy_tree(given))
-    plain = None if copies is None else _list_computed(func, func(*copies[0], **copies[1]), copies)
+    plain = None if copies is None else list_computed(func, func(*copies[0], **copies[1]), copies)
     formula = _apply_formula(func, given, own)
     if formula is not None:
-        step = _measure_change(given, own, formula)
-        by_layout = plain is not None and _measure_change(given, plain, formula) <= SEMANTIC_STEP
+        step = measure_change(given, own, formula)
+        by_layout = plain is not None and measure_change(given, plain, formula) <= SEMANTIC_STEP
         return PartedOpinion("formula", step, tuple(formula), by_layout) if step > SEMANTIC_STEP else None
-    if plain is not None and (step := _measure_change(given, own, plain)) > SEMANTIC_STEP:
+    if plain is not None and (step := measure_change(given, own, plain)) > SEMANTIC_STEP:
         return PartedOpinion("contiguous", step, tuple(plain), by_layout=True)
     composed = _find_composition(func)
     if composed is None or func._schema.is_mutable:
@@ -278,8 +278,8 @@ def _find_parted_opinion(
         result = composed(*args, **kwargs)
     if result is NotImplemented or func in called or (composed != func.decompose and not _is_independent(called)):
         return UnopposedCall(func, given)
-    values = _list_computed(func, result, (args, kwargs))
-    step = _measure_change(given, own, values)
+    values = list_computed(func, result, (args, kwargs))
+    step = measure_change(given, own, values)
     return PartedOpinion("decomposition", step, tuple(values), compute=composed) if step > SEMANTIC_STEP else None
 
 
@@ -298,7 +298,7 @@ def compute_otherwise(func: Operator, arguments: Arguments) -> list[torch.Tensor
     """
     given = _widen(arguments)
     before = copy_tree(given)
-    own = _list_computed(func, func(*given[0], **given[1]), given)
+    own = list_computed(func, func(*given[0], **given[1]), given)
     parted = _find_parted_opinion(func, before, own)
     return list(parted.values) if isinstance(parted, PartedOpinion) else None
 
@@ -309,15 +309,16 @@ def _is_independent(called: Sequence[Operator]) -> bool:
     return len(computing) > 1
 
 
-def _is_comparable(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether an operator computes values that depend on those of its arguments alone."""
+def is_comparable(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], *, views: bool = False) -> bool:
+    """Return whether an operator computes values, or ``views``, that depend on those of its arguments alone."""
     tensors = _list_tensors((args, kwargs))
     if not tensors or is_drawing(func, args, kwargs):
         return False
     if get_operator_family(str(func)) in _FACTS.uninitialised:
         return False
-    if any(returned.alias_info is not None and not returned.alias_info.is_write for returned in func._schema.returns):
-        return False  # a view
+    aliases = (returned.alias_info for returned in func._schema.returns)
+    if not views and any(alias is not None and not alias.is_write for alias in aliases):
+        return False
     if any(type(tensor) not in _PLAIN or tensor.layout != torch.strided for tensor in tensors):
         return False
     if sum(tensor.numel() for tensor in tensors) > _MOST_ELEMENTS or any(tensor.is_meta for tensor in tensors):
@@ -328,11 +329,16 @@ def _is_comparable(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     return not any(a.numel() and b.numel() and share_storage(a, b) for a, b in pairs)
 
 
+def reads_storage(func: Operator) -> bool:
+    """Return whether an operator gives other values on contiguous copies of its arguments by definition."""
+    return get_operator_family(str(func)) in _FACTS.reads_storage
+
+
 def _list_tensors(arguments: Arguments) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
 
 
-def _list_computed(func: Operator, result: object, arguments: Arguments) -> list[torch.Tensor | None]:
+def list_computed(func: Operator, result: object, arguments: Arguments) -> list[torch.Tensor | None]:
     """The tensors that a call computed: its results, and the arguments that it wrote to."""
     leaves = result if isinstance(result, tuple | list) else (result,)
     computed = [leaf if isinstance(leaf, torch.Tensor) else None for leaf in pytree.tree_leaves(leaves)]
@@ -342,9 +348,7 @@ def _list_computed(func: Operator, result: object, arguments: Arguments) -> list
     return computed + [tensor for tensor in held if all(tensor is not mine for mine in computed)]
 
 
-def _measure_change(
-    given: Arguments, own: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None]
-) -> float:
+def measure_change(given: Arguments, own: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None]) -> float:
     """The largest change of a value in units of its size; 0 where the shapes differ, which is no opinion on values.
 
     What vanishes beside the arguments is rounding of terms that cancel.
@@ -401,7 +405,7 @@ def _make_array(tensor: torch.Tensor) -> numpy.typing.NDArray[Any]:
     return array.astype(numpy.int64) if array.dtype.kind in "iu" else array
 
 
-def _has_derivative(operator: Operator) -> bool:
+def has_derivative(operator: Operator) -> bool:
     """Return whether autograd has a formula for an operator; others are differentiated through their kernels."""
     return _has_kernel(operator, "Autograd")
 

@@ -83,6 +83,7 @@ class OperatorFacts(FactTable, frozen=True):
     uninitialised: frozenset[str]
     bound_to_capture: tuple[str, ...]
     reads_storage: Mapping[str, str]  # and why a contiguous copy of the argument gives another result by definition
+    not_derivatives: Mapping[str, str]  # ``operator`` or ``operator.argument``, and why
 
 
 class FakeTensorFacts(FactTable, frozen=True):

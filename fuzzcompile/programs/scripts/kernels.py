@@ -19,6 +19,7 @@ import torch
 
 from fuzzcompile.compiler.operators.graph_capture import AtenCall, record_operator_calls
 from fuzzcompile.compiler.operators.operator_application import OperatorPlace, compare_contiguous, name_arguments
+from fuzzcompile.compiler.operators.operator_gradients import measure_gradient_miss
 from fuzzcompile.compiler.operators.second_reference import compute_otherwise
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.programs.ir.case_source import (
@@ -52,7 +53,7 @@ def main(path: str, operator: str | None = None) -> None:
             if _depends_on_layout(call):
                 scripts = [_write_script(call, drawn=drawn) for drawn in (True, False)]
             else:  # other code than the kernel is asked about one that is under suspicion
-                scripts = [] if operator is None else list(_write_expecting_script(call))
+                scripts = [] if operator is None else [*_write_expecting_script(call), *_write_gradient_script(call)]
             if scripts:
                 sys.stdout.write(f"{json.dumps({'operator': str(call.operator), 'scripts': scripts})}\n")
                 return
@@ -115,6 +116,24 @@ def _write_expecting_script(call: AtenCall) -> Iterator[str]:
                 f"result = {_name_operator(call)}({', '.join(arguments)}{kwargs}){taken}",
                 "torch.testing.assert_close(result, expected, equal_nan=True)",
             )
+
+
+def _write_gradient_script(call: AtenCall) -> Iterator[str]:
+    """Scripts that hold the gradient of a call against differences, of random values and of those that were seen."""
+    given = copy_tree((tuple(call.args), dict(call.kwargs)), double=True)
+    listed = any(isinstance(value, list | tuple) and any(map(torch.is_tensor, value)) for value in call.args)
+    if listed or not measure_gradient_miss(call.operator, given):
+        return
+    wide = AtenCall(call.operator, *given)
+    for drawn in (True, False):
+        lines, arguments, kwargs = _write_arguments(wide, drawn=drawn)
+        yield _join(
+            *lines,
+            f"args = [{', '.join(arguments)}]",
+            "[x.requires_grad_() for x in args if torch.is_tensor(x) and (x.is_floating_point() or x.is_complex())]",
+            f"torch.autograd.gradcheck(lambda *args: {_name_operator(call)}(*args{kwargs}), args)",
+            drawn=drawn,
+        )
 
 
 def _write_formula_script(call: AtenCall, number: int, taken: str) -> Iterator[str]:

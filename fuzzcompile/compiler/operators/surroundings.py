@@ -1,0 +1,125 @@
+"""Kernels that read memory beside their arguments: what they compute depends on what lies there.
+
+Such a kernel gives other values from run to run, and no reference that calls it is steady. Here the arguments lie in
+memory of their own, between elements that are chosen: twice with other ones, and once as contiguous copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fuzzcompile.compiler.functional_run import OperatorMode
+from fuzzcompile.compiler.operators.operator_application import (
+    Arguments,
+    is_contiguous,
+    make_contiguous,
+    name_arguments,
+)
+from fuzzcompile.compiler.operators.second_reference import (
+    ContestedCall,
+    PartedOpinion,
+    copy_operands,
+    is_comparable,
+    list_computed,
+    measure_change,
+    reads_storage,
+)
+from fuzzcompile.model.thresholds import SEMANTIC_STEP
+from fuzzcompile.run.arithmetic_modes import Float64Mode
+from fuzzcompile.run.metrics import have_same_values
+from fuzzcompile.run.tensors import Operator, copy_tree, map_leaves, materialize_zeros
+
+# Elements on either side of an argument, beside as many as it has.
+_PADDING = 256
+
+
+class SurroundingsCheck(OperatorMode):  # type: ignore[no-untyped-call]
+    """Find the calls whose kernel is steady on contiguous copies, and not where memory beside its arguments differs."""
+
+    def __init__(self) -> None:
+        super().__init__(self._compute)
+        self.contested: list[ContestedCall] = []
+        self._calls = 0
+
+    def _compute(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        self._calls += 1
+        args, kwargs = map_leaves(materialize_zeros, (args, kwargs))
+        if not func._schema.is_mutable and not reads_storage(func) and is_comparable(func, args, kwargs):
+            tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            if not all(map(is_contiguous, tensors)):
+                self._compare(func, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _compare(self, func: Operator, given: Arguments) -> None:
+        placed: list[Arguments] = [_surround(given, sign) for sign in (1, -1)]
+        try:
+            plain = [_call(func, make_contiguous(copy_tree(given))) for _ in range(2)]
+            ours = [_call(func, copy_tree(arguments)) for arguments in placed]
+        except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError):  # it refuses such arguments
+            return
+        step = max(measure_change(given, mine, plain[0]) for mine in ours)
+        if _have_same_bits(*plain) and not _have_same_bits(*ours) and step > SEMANTIC_STEP:
+            opinion = PartedOpinion("surroundings", step, by_layout=True)
+            self.contested.append(ContestedCall(self._calls, func, placed[0], opinion))
+
+
+class ContiguousFloat64(Float64Mode):  # type: ignore[no-untyped-call]
+    """Run each operator in float64, one of them on contiguous copies of some arguments."""
+
+    def __init__(self, call: ContestedCall, *, native: torch.dtype) -> None:
+        super().__init__(keep_casts=True, native=native)
+        self._call = call
+
+    def compute(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute an operator by its own kernel."""
+        return call_on_copies(self._call, func, args, kwargs)
+
+
+def call_on_copies(call: ContestedCall, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call an operator; that of a contested call on contiguous copies of the arguments that it misreads."""
+    if func is not call.operator:
+        return func(*args, **kwargs)
+    return func(**copy_operands(name_arguments(func, (args, kwargs)), call.misread))
+
+
+def _call(func: Operator, arguments: Arguments) -> list[torch.Tensor | None]:
+    return list_computed(func, func(*arguments[0], **arguments[1]), arguments)
+
+
+def _have_same_bits(first: Sequence[torch.Tensor | None], second: Sequence[torch.Tensor | None]) -> bool:
+    pairs = zip(first, second, strict=True)
+    return all(a is b or (a is not None and b is not None and have_same_values(a, b)) for a, b in pairs)
+
+
+def _surround(arguments: Arguments, sign: int) -> Arguments:
+    """The arguments, each laid out as it is in memory of its own; what lies around and between its elements is chosen.
+
+    Chosen are numbers of the size of the tensor's own, so that one that is taken for an index stays within bounds.
+    """
+
+    def place(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout != torch.strided or not tensor.numel():
+            return tensor
+        span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        padding = _PADDING + tensor.numel()
+        storage = torch.full((span + 2 * padding,), _choose(tensor, sign), dtype=tensor.dtype, device=tensor.device)
+        # Elements may share memory, so that the view cannot be written to.
+        places = torch.arange(span, device=tensor.device).as_strided(tensor.shape, tensor.stride())
+        storage[padding + places.flatten()] = tensor.detach().flatten()
+        return storage.as_strided(tensor.shape, tensor.stride(), padding)
+
+    placed: Arguments = pytree.tree_map_only(torch.Tensor, place, arguments)
+    return placed
+
+
+def _choose(tensor: torch.Tensor, sign: int) -> float | int | bool:
+    if tensor.dtype is torch.bool:
+        return sign > 0
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return int(tensor.max()) if sign > 0 else 0
+    finite = torch.nan_to_num(tensor.detach().abs().float(), 0.0, 0.0, 0.0)
+    return sign * (2 * float(finite.max()) + 1)

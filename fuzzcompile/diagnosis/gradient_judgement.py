@@ -1,0 +1,135 @@
+"""Gradients of eager mode alone, held against differences of its forward pass: faults that float64 shares.
+
+The float64 reference and the second one differentiate by the same formulas. A program whose float64 gradient misses
+differences of its loss shows a wrong formula, or a kernel that is wrong in the forward pass alone; or it means another
+gradient (``detach``, straight-through estimators, functions of its own). Only an operator of ATen that contradicts
+itself on the program's values is at fault.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from fuzzcompile.compiler.operators.operator_gradients import GradientCheck, differentiate_by_differences
+from fuzzcompile.compiler.operators.second_reference import ContestedCall
+from fuzzcompile.diagnosis.trials.case_runs import CaseRuns
+from fuzzcompile.run import differences, runs
+from fuzzcompile.run.arithmetic_modes import Float64Mode
+from fuzzcompile.run.case_program import CaseProgram, build
+from fuzzcompile.run.observation import Observation, list_gradient_leaves
+from fuzzcompile.run.tensors import share_storage
+
+
+@dataclass(frozen=True)
+class WrongGradient:
+    """An operator and its gradient that contradict each other, and the float64 run with one by differences, if any."""
+
+    call: ContestedCall
+    repaired: Observation | None
+
+
+def iter_wrong_gradients(made: CaseRuns) -> Iterator[WrongGradient]:
+    """The operators because of which the gradients of a program miss differences of its loss, those proved first."""
+    exact = made.exact if made.has_low_precision_casts else made.reference
+    if not _has_one_loss(made) or exact.failure is not None:
+        return
+    losses = [_LossAlongDirection(made, seed) for seed in differences.DIRECTION_SEEDS]
+    if not all(loss.misses(exact) for loss in losses):
+        return
+    calls, unproved = sorted(_check_operators(made), key=lambda call: -call.opinion.step), list[ContestedCall]()
+    for call in calls:
+        repaired = _repair(made, call)
+        if repaired is None:
+            unproved.append(call)
+        elif all(loss.meets(repaired) for loss in losses):
+            yield WrongGradient(call, repaired)
+    for call in unproved:
+        yield WrongGradient(call, None)
+
+
+def _has_one_loss(made: CaseRuns) -> bool:
+    """Return whether the gradients are those of one loss without random numbers: gradients add up over calls."""
+    case = made.case
+    wanted = case.backward and case.grad == "enabled" and case.state is None and not made.draws
+    return wanted and len(build(case, made.device).calls) == 1
+
+
+def _check_operators(made: CaseRuns) -> list[ContestedCall]:
+    program = build(made.case, made.device, double=True, streamed=True)
+    mode = GradientCheck(native=program.dtype)
+    with mode:
+        runs.measure_loss(made.case, program)
+    return mode.contradicted
+
+
+def _repair(made: CaseRuns, call: ContestedCall) -> Observation | None:
+    try:
+        with differentiate_by_differences(call.operator, made.device):
+            observation, _ = runs.run_float64(made.case, made.device, keep_casts=not made.has_low_precision_casts)
+    except (ValueError, RuntimeError):  # it has no such form
+        return None
+    return observation if observation.failure is None else None
+
+
+class _LossAlongDirection:
+    """The loss of a program in float64 along one random direction of all that gets a gradient."""
+
+    def __init__(self, made: CaseRuns, seed: int) -> None:
+        self._made, self._generator = made, torch.Generator().manual_seed(seed)
+        self._losses: dict[float, float] = {}
+
+    def misses(self, observation: Observation) -> bool:
+        """Return whether the gradients of a run are certainly not the derivative along the direction."""
+        return bool(self._measure_miss(observation))
+
+    def meets(self, observation: Observation) -> bool:
+        """Return whether the gradients of a run are the derivative along the direction."""
+        return self._measure_miss(observation) == 0
+
+    @functools.cached_property
+    def _directions(self) -> Mapping[str, torch.Tensor]:
+        """A direction for each leaf; none where they share memory, or do not lie in plain memory."""
+        leaves = _list_leaves(build(self._made.case, self._made.device, double=True, streamed=True))
+        tensors = list(leaves.values())
+        shared = any(share_storage(a, b) for at, a in enumerate(tensors) for b in tensors[:at])
+        plain = all(each.is_leaf and each.layout == torch.strided and not each.is_nested for each in tensors)
+        if shared or not plain:
+            return {}
+        return {name: differences.draw_direction(leaf, self._generator) for name, leaf in leaves.items()}
+
+    def _measure_miss(self, observation: Observation) -> float | None:
+        values, slopes = observation.index_by_name(), list[differences.Slope]()
+        for name, direction in self._directions.items():
+            gradient = values[name].value if name in values else None
+            if gradient is not None and gradient.shape != direction.shape:
+                return None
+            slopes.append(differences.measure_slope(gradient, direction))
+        whole = differences.Slope(sum(slope.value for slope in slopes), sum(slope.size for slope in slopes))
+        return differences.measure_miss(whole, self._find_loss) if slopes else None
+
+    def _find_loss(self, step: float) -> float:
+        if step not in self._losses:
+            self._losses[step] = self._measure_loss(step)
+        return self._losses[step]
+
+    def _measure_loss(self, step: float) -> float:
+        program = build(self._made.case, self._made.device, double=True, streamed=True)
+        for name, leaf in _list_leaves(program).items():
+            differences.move_leaf(leaf, step * self._directions[name])
+        try:
+            with Float64Mode(keep_casts=False, native=program.dtype):
+                return runs.measure_loss(self._made.case, program)
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except Exception:  # the program's own: it has no loss here
+            return math.nan
+
+
+def _list_leaves(program: CaseProgram) -> Mapping[str, torch.Tensor]:
+    (arguments,) = program.calls
+    return list_gradient_leaves(None, program, arguments)
