@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import nn
 
-from fuzzcompile.run.case import Arguments
+from fuzzcompile.run.case import Arguments, Reachable
 from fuzzcompile.run.reachable_state import (
     MODULE_TABLES,
     ReachedObjects,
@@ -48,6 +49,7 @@ class StateFact:
     kind: FactKind
     value: object
     shown: str
+    plain: object = None  # of a value, a length or keys: what it is, for effects of a call
 
 
 # Switches of the process that a program may read, or that change what its operators do.
@@ -67,21 +69,32 @@ _MODES: Mapping[str, Callable[[], object]] = {
 
 
 class CallState:
-    """The facts before one call; what they name is kept alive, so that an identity stands for one object."""
+    """The facts of what a callable reaches; what they name is kept alive, so that an identity stands for one object.
 
-    def __init__(self, target: Callable[..., object], arguments: Arguments) -> None:
+    Without ``attributes``, those of objects are left out, but for floats: a model has many, and others compare them.
+    """
+
+    def __init__(
+        self, reached: Reachable, arguments: Mapping[str, object] | None = None, *, attributes: bool = True
+    ) -> None:
         self.facts: dict[str, StateFact] = {}
+        self._attributes = attributes
         self._tensors: dict[int, str] = {}
-        for name, read in _MODES.items():
-            self._add(name, _describe_value("mode", read()))
-        named = dict(_name_parameters(target, arguments))
-        for name, leaf in named.items():
+        self._kept = reached, arguments
+        for name, leaf in (arguments or {}).items():
             self._note("argument", name, leaf)
-        roots = {"": target, **{name: leaf for name, leaf in named.items() if not isinstance(leaf, torch.Tensor)}}
-        self._reached = ReachedObjects(roots)
-        self._kept = (target, named)
-        for path, value in self._reached.list_named():
+        for path, value in reached.list_named():
             self._note_object(path, value)
+
+    @classmethod
+    def read(cls, target: Callable[..., object], arguments: Arguments) -> CallState:
+        """The facts before a call: also its arguments, and the modes of the process."""
+        named = dict(_name_parameters(target, arguments))
+        roots = {"": target, **{name: leaf for name, leaf in named.items() if not isinstance(leaf, torch.Tensor)}}
+        state = cls(ReachedObjects(roots), named)
+        for name, read in _MODES.items():
+            state._add(name, _describe_value("mode", read()))
+        return state
 
     def list_changes(self, earlier: CallState) -> list[str]:
         """The names of the facts that are others than before an earlier call, those that tell most first."""
@@ -99,6 +112,25 @@ class CallState:
         return (
             f"{name}: {'absent' if before is None else before.shown}, then {'absent' if after is None else after.shown}"
         )
+
+    def list_effects(self, before: CallState, known: Collection[str]) -> dict[str, object]:
+        """What a call has changed of plain values and containers: numbers and lengths by how much, by name.
+
+        Only functions, classes, containers and attributes that are floats are looked at; what is ``known`` by the path
+        of an attribute is left out.
+        """
+        effects: dict[str, object] = {}
+        for name in self.list_changes(before):
+            was, now = before.facts.get(name), self.facts.get(name)
+            fact = now or was
+            assert fact is not None, "it is in one of the states"
+            attribute = fact.carrier == "attribute" and not isinstance(fact.plain, float)
+            # What is new in a container stands with its length or its keys.
+            new = fact.carrier == "item" and self.tells_presence(name, before)
+            if fact.kind not in _COMPARED or attribute or new or ".".join(re.findall(r"\w+", name)) in known:
+                continue
+            effects[name] = _subtract(None if was is None else was.plain, None if now is None else now.plain)
+        return effects
 
     def get_fact(self, name: str, earlier: CallState) -> StateFact:
         """The fact of that name as it was before an earlier call or, if there was none, as it is now."""
@@ -133,21 +165,28 @@ class CallState:
                 for name, held in vars(value).items():
                     if name == "__call__" or not name.startswith("__"):
                         self._note("class attribute", f"{value.__name__}.{name}", held)
+        elif path.endswith("_hooks") and not self._attributes:
+            return
         elif isinstance(value, dict):
-            keys = tuple(map(_key, value))
-            hooks = path.endswith("_hooks")  # their keys are numbers that torch counts through the process
-            self._add(
-                path if hooks else f"list({path})",
-                StateFact("item", "keys", keys, f"{len(keys)} hooks" if hooks else _shorten(list(value))),
-            )
+            keys, plain = tuple(map(_key, value)), frozenset(repr(key) for key in value if isinstance(key, _PLAIN))
+            if path.endswith("_hooks"):  # their keys are numbers that torch counts through the process
+                self._add(path, StateFact("item", "keys", keys, f"{len(keys)} hooks", len(keys)))
+            else:
+                self._add(f"list({path})", StateFact("item", "keys", keys, _shorten(list(value)), plain))
             for key, held in dict.items(value):
                 self._note("item", f"{path}[{key!r}]", held)
         elif isinstance(value, list | tuple):
-            self._add(f"len({path})", StateFact("item", "length", len(value), str(len(value))))
+            items = tuple(map(_shorten, value))
+            self._add(f"len({path})", StateFact("item", "length", len(value), str(len(value)), items))
             for number, held in enumerate(value):
                 self._note("item", f"{path}[{number}]", held)
         elif isinstance(value, set | frozenset):
-            self._add(path, StateFact("item", "keys", frozenset(map(_key, value)), _shorten(value)))
+            members = frozenset(repr(member) for member in value if isinstance(member, _PLAIN))
+            self._add(path, StateFact("item", "keys", frozenset(map(_key, value)), _shorten(value), members))
+        elif holds_state(value) and not self._attributes:
+            for name, held in iterate_attributes(value):
+                if isinstance(held, float):
+                    self._note("attribute", f"{path}.{name}" if path else name, held)
         elif holds_state(value):
             own = dict(iterate_attributes(value))
             if isinstance(value, nn.Module):
@@ -192,7 +231,25 @@ def _name_parameters(target: Callable[..., object], arguments: Arguments) -> Ite
 
 
 def _describe_value(carrier: Carrier, value: object) -> StateFact:
-    return StateFact(carrier, "value", (type(value), repr(value)), _shorten(value))  # by text, since NaN is not itself
+    # By text, since NaN is not itself.
+    return StateFact(carrier, "value", (type(value), repr(value)), _shorten(value), value)
+
+
+# Kinds of facts of which a call's effect can be told.
+_COMPARED = ("value", "length", "keys")
+
+
+def _subtract(before: object, after: object) -> object:
+    """How far a call moves a number, what it adds to a container, else what is there after it."""
+    numbers = [value for value in (before, after) if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) == 2:
+        return numbers[1] - numbers[0]
+    if isinstance(before, frozenset) and isinstance(after, frozenset):
+        return sorted(after - before), sorted(before - after)
+    if isinstance(before, tuple) and isinstance(after, tuple):
+        same = next((n for n, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), len(before))
+        return len(after) - len(before), after[min(same, len(after)) :]
+    return after
 
 
 def _describe_tensor(carrier: Carrier, value: torch.Tensor) -> StateFact:
@@ -207,7 +264,8 @@ def _key(key: object) -> object:
 
 
 def _shorten(value: object) -> str:
-    if isinstance(value, (*_PLAIN, list, set, frozenset)):
+    items = list(value) if isinstance(value, tuple | list | set | frozenset) and len(value) <= _MOST_SHOWN else [value]
+    if all(isinstance(item, _PLAIN) for item in items):
         text = repr(value)
         return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
     return f"a {type(value).__name__}"

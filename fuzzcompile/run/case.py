@@ -71,6 +71,9 @@ class Reachable(Protocol):
     def plain_attributes(self) -> Mapping[str, object]:
         """Attributes that are whole numbers, flags, strings or None, by path."""
 
+    def list_named(self) -> Sequence[tuple[str, object]]:
+        """All objects but tensors, each with its path."""
+
 
 class CapturedState(Protocol):
     """The state of a captured script that its callable can reach and change, inputs that are tensors excepted.

@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuzzcompile.model.evidence import RANDOM_STATE, ObservableName
+from fuzzcompile.run.call_state import CallState
 from fuzzcompile.run.case import Case, Reachable
 from fuzzcompile.run.case_program import CaseProgram
 from fuzzcompile.run.metrics import have_same_values
@@ -164,12 +165,14 @@ _NUMPY = "NumPy array"
 class StateBefore:
     """The tensors that exist before a call: copies of them, and which of them share memory, by name.
 
-    ``attributes`` are those of objects that are whole numbers, flags, strings or None (a cache's length).
+    ``attributes`` are those of objects that are whole numbers, flags, strings or None (a cache's length); ``held`` is
+    what functions, classes and containers hold.
     """
 
     bits: Mapping[str, torch.Tensor]
     aliases: Mapping[str, tuple[str, ...]]
     attributes: Mapping[str, object]
+    held: CallState
 
 
 def _collect_tensors(
@@ -197,7 +200,7 @@ def save_state(program: CaseProgram, arguments: object) -> StateBefore:
     reached = program.find_state()
     existing = _collect_tensors(program, arguments, reached)
     kept = {name: _copy_dense(tensor) for name, tensor in existing.items()}
-    return StateBefore(kept, find_aliases(existing), reached.plain_attributes())
+    return StateBefore(kept, find_aliases(existing), reached.plain_attributes(), CallState(reached, attributes=False))
 
 
 def observe_outputs(
@@ -257,7 +260,40 @@ def observe_mutations(call: int | None, before: StateBefore, program: CaseProgra
         if attribute != before.attributes.get(name, _ABSENT):
             observable = ObservableName(f"attribute {name}", call, after=True)
             changed.append(Value(str(observable), attribute, "mutation"))
+    for name, effect in CallState(reached, attributes=False).list_effects(before.held, before.attributes).items():
+        observable = ObservableName(f"{_EFFECT}{name}", call, after=True)
+        changed.append(Value(str(observable), effect, "mutation", precision=program.dtype))
     return changed
+
+
+_EFFECT = "change of "
+
+
+def drop_effects(observations: Sequence[Observation], first: Observation, again: Observation) -> list[Observation]:
+    """The runs without effects on what no run restores (a cache that the first run fills), as a second run tells them.
+
+    ``first`` and ``again`` are two eager runs; if they are one, it is not known which effects last.
+    """
+    left, right = ({value.name: value for value in run.values if value.kind == "mutation"} for run in (first, again))
+    lasting = left.keys() ^ right.keys()
+    lasting |= {
+        name for name in left.keys() & right.keys() if _is_effect(left[name]) and _differ(left[name], right[name])
+    }
+
+    def keeps(value: Value) -> bool:
+        told = first is not again or not _is_effect(value)
+        return told and (value.kind != "mutation" or value.name not in lasting)
+
+    return [replace(run, values=tuple(filter(keeps, run.values))) for run in observations]
+
+
+def _differ(left: Value, right: Value) -> bool:
+    return bool(left.value != right.value)
+
+
+def _is_effect(value: Value) -> bool:
+    observable = ObservableName.parse(value.name)
+    return observable.after and observable.what.startswith(_EFFECT)
 
 
 def run_backward(output: object, *, required: bool = True) -> None:

@@ -53,6 +53,7 @@ class ReachedObjects:
         self.tensors: dict[str, torch.Tensor] = {}
         self.objects: list[object] = []
         self._paths: list[str | None] = []  # None where plain attributes say nothing
+        self._named: list[str] = []
         self._restored = restored
         self._functions = functions
         self._seen: dict[int, object] = {}
@@ -65,8 +66,8 @@ class ReachedObjects:
         return len(self._seen) < _MAX_OBJECTS
 
     def list_named(self) -> list[tuple[str, object]]:
-        """All objects but tensors, each with its path from a root; without those that no run restores."""
-        return [(path, value) for path, value in zip(self._paths, self.objects, strict=True) if path is not None]
+        """All objects but tensors, each with its path from a root."""
+        return list(zip(self._named, self.objects, strict=True))
 
     def plain_attributes(self) -> dict[str, Plain]:
         """Attributes that are whole numbers, flags, strings or None, and such items of lists and dicts, by path.
@@ -97,6 +98,7 @@ class ReachedObjects:
                 continue
             self.objects.append(value)
             self._paths.append(None if shared else path)
+            self._named.append(path)
             shared = shared or (not self._restored and isinstance(value, types.FunctionType | type))
             buffers = value._buffers if isinstance(value, nn.Module) else ()
             children = [

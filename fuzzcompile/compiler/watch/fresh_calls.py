@@ -58,7 +58,7 @@ def call_anew(
         if running:
             return inner(*args, **kwargs)
         try:
-            state = CallState(target, Arguments(args, kwargs))
+            state = CallState.read(target, Arguments(args, kwargs))
             changed = {name for earlier in calls[since:] for name in state.list_changes(earlier)}
         except Exception as error:  # of an object of the program's, which may raise anything where it is looked at
             recorder.ledger.record_unseen(Unseen("the state before a call", describe_error(error), (DYNAMO,), _SHOWS))

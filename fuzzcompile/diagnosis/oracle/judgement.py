@@ -13,7 +13,7 @@ from fuzzcompile.model.stages import DECOMPOSITION, DYNAMO, FAKE_TENSOR, find_fi
 from fuzzcompile.model.thresholds import ROUNDING_FACTOR, VANISHING
 from fuzzcompile.model.verdicts import Comparison, Finding, Verdict
 from fuzzcompile.run import metrics
-from fuzzcompile.run.observation import Failure, Observation, Value
+from fuzzcompile.run.observation import Failure, Observation, Value, drop_effects
 
 # Compare one observable of the compiled run with its counterparts in eager and in the reference.
 
@@ -181,6 +181,13 @@ class Observations:
     compiled: Observation
     factor_of: DtypeFactor | None = None
 
+    def without_lasting_effects(self) -> Observations:
+        """The runs without what eager mode does not do twice, because the first run has done it."""
+        runs = (self.eager, self.again, self.reference, self.compiled)
+        eager, again, reference, compiled = drop_effects(runs, self.eager, self.again)
+        noisy = drop_effects(self.noisy, self.eager, self.again)
+        return replace(self, eager=eager, again=again, reference=reference, noisy=noisy, compiled=compiled)
+
 
 @dataclass(frozen=True)
 class Judgement:
@@ -222,6 +229,7 @@ def judge(runs: Observations) -> Judgement:
 
     Errors take precedence, then values (NaN and infinities, integers, floats), then aliases, then metadata.
     """
+    runs = runs.without_lasting_effects()
     if runs.eager.failure or runs.compiled.failure:
         return _judge_failures(runs.eager, runs.compiled)
     if runs.eager.structure != runs.compiled.structure:
