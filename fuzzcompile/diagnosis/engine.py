@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from fuzzcompile.compiler.compile_changes import Backend, CompilePath, InductorSettings, Veto
-from fuzzcompile.compiler.graph_replay import GraphReplayer
+from fuzzcompile.compiler.graph_replay import GraphReplayer, list_random_calls
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, find_path
 from fuzzcompile.compiler.torch_api import check_torch_same
@@ -50,6 +50,7 @@ from fuzzcompile.model.contract import AOTI, EAGER, EXPORT, ErrorMapJson
 from fuzzcompile.model.errors import MachineUnfit
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.judge_task import JudgeTask
+from fuzzcompile.model.stages import JOINT_GRAPH
 from fuzzcompile.model.verdicts import NO_REFERENCE, Comparison, CoverageCount, Verdict
 from fuzzcompile.run import metrics
 from fuzzcompile.run.case import Case
@@ -412,7 +413,7 @@ def triage(
         progress.note_verdict(early)
         return early
     answer = JudgedTrial.decide(experiments, trial, spent, task.known).confirm()
-    answer = _judge_baseline(_try_both_ways(answer)).look_for_stale_calls().take_side()
+    answer = _judge_baseline(_try_both_ways(_refuse_as_users_do(answer))).look_for_stale_calls().take_side()
     progress.note_verdict(answer.report())
     if task.thorough and not spent.is_late:
         answer = _look_again(answer)
@@ -494,6 +495,24 @@ def _try_both_ways(answer: JudgedTrial) -> JudgedTrial:
         if second.decision.verdict.is_bug:
             answer = second.with_detail(f"{question}: the other way")
     return replace(answer, both_ways=tried)
+
+
+def _refuse_as_users_do(answer: JudgedTrial) -> JudgedTrial:
+    """The answer; or that a program which eager mode refuses runs with the compiler's own random numbers.
+
+    Values are compared with eager's numbers, which few users ask for: there, the compiler calls eager's kernels, and so
+    their checks.
+    """
+    experiments, ledger = answer.experiments, answer.trial.ledger
+    snapshots = (frame.find_record(JOINT_GRAPH) for frame in ledger.frames)
+    draws = any(record is not None and list_random_calls(record.snapshots[0]) for record in snapshots)
+    if answer.decision.verdict is not Verdict.INVALID or not (draws and experiments.how.follows_eager_numbers):
+        return answer
+    unaligned = experiments.under(experiments.how.under(InductorSettings({"fallback_random": False})))
+    second = JudgedTrial.decide(unaligned, unaligned.trial(), answer.spent)
+    if not second.decision.verdict.is_bug:
+        return answer
+    return second.confirm().with_detail("with the compiler's own random numbers (fallback_random=False, the default)")
 
 
 def _judge_baseline(answer: JudgedTrial) -> JudgedTrial:

@@ -307,3 +307,15 @@ def test_what_rounding_leaves_of_a_zero_is_no_difference():
     assert not random_streams.find_differences(
         *([random_streams.sample_run(run, floors) for run in sample] for sample in (expected, actual))
     )
+
+
+def test_a_check_that_only_eagers_numbers_bring_is_missing_for_users(judged):
+    """With eager's numbers, the compiler calls a kernel that checks its deviations; by itself it decomposes the call."""
+    source = "def program(x):\n    return torch.normal(torch.zeros_like(x), x)\n"
+    report = judged(source + FORWARD)
+    assert (report.verdict, report.attribution.culprit.family) == ("accepts_invalid", "normal")
+    assert "fallback_random=False" in report.detail
+    refused = judged(
+        "def program(x):\n    return torch.multinomial(x - 10, 2)\n" + FORWARD.replace("(2, 8, 32)", "(2, 8)")
+    )
+    assert refused.verdict == "invalid"
