@@ -180,7 +180,8 @@ def _draw_stateful(pen: Pen, profile: Profile) -> CaseSpec:
         ),
     )
     if computed:
-        spec = add_program(pen, fit_spec(spec))
+        accepted = Pen(pen.draw, {**pen.weights, "refused": 0})
+        spec = add_program(accepted, fit_spec(spec))
         assert spec.program is not None
         outputs = spec.program.outputs
         spec = replace(spec, program=replace(spec.program, outputs=("x", *(name for name in outputs if name != "x"))))

@@ -25,7 +25,7 @@ from fuzzcompile.fuzz.generation.inputs import (
 from fuzzcompile.fuzz.generation.spec import Block, CaseSpec, OperatorProgram, Part, StatefulProgram
 from fuzzcompile.fuzz.idioms.registry import find_attention_traits, idiom
 from fuzzcompile.fuzz.near_misses.near_miss_registry import find_detour
-from fuzzcompile.fuzz.stateful_programs.source import list_imports, render_reset, render_run, render_state
+from fuzzcompile.fuzz.stateful_programs.source import list_imports, render_reset, render_run, render_state, uses_name
 from fuzzcompile.model.contract import COMPILE
 from fuzzcompile.model.inductor_toggles import collect_config, collect_options
 from fuzzcompile.model.templates import expand_macro, get_template
@@ -123,7 +123,8 @@ def render(spec: CaseSpec, *, described: bool = False) -> str:
         imports=list_imports([*classes, driver, *reset]) if spec.state is not None else [],
         reset=reset,
         plain=plain,
-        functional=any("F." in source for source in (*classes, driver, *reset)),
+        modules=not plain or any(uses_name(source, "nn") for source in (*classes, driver, *reset)),
+        functional=any(uses_name(source, "F") for source in (*classes, driver, *reset)),
         backends=any("sdpa_kernel(" in source for source in classes),
         cast=f".to(torch.{spec.dtype})" if cast else "",
         scattered=not plain and any(mark in source for source in classes for mark in _CONSTANT_AT_FIRST),

@@ -103,7 +103,8 @@ _SITES = (("inline", 60), ("method", 22), ("inner", 18))
 # Percentages: programs that are a function, units of a submodule, values with a local name, calls between two changes,
 # values put back for a last call.
 _PLAIN, _LAYER, _BOUND, _CALLED, _RESTORED = 14, 30, 20, 45, 22
-_TRIES = 4
+# The longest line that reads a value where it is held.
+_LONGEST = 80
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth")
 
 
@@ -280,7 +281,8 @@ def _add_cell(draft: _Draft) -> None:
     assert isinstance(carrier.read, str), carrier.name
     put["s"] = Template(carrier.read).substitute(put)
     lines = kind.reads[read.removeprefix(f"read_{kind.name}_")]
-    if pen.chance(_BOUND) or any("$s" in line and 'f"' in line for line in lines):
+    long = any(len(line.replace("$s", put["s"])) > _LONGEST for line in lines)
+    if pen.chance(_BOUND) or long or any("$s" in line and 'f"' in line for line in lines):
         lines = (f"own_{name} = $s", *(line.replace("$s", f"own_{name}") for line in lines))
     draft.add(carrier, lines, put, owner)
     draft.names.append(read)

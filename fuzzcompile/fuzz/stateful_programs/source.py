@@ -20,7 +20,7 @@ def list_definitions(texts: Iterable[str]) -> list[str]:
     needed: list[str] = []
     for name, text in reversed(known.items()):
         if uses_name(joined, name):
-            joined += text
+            joined += f"\n{text}"
             needed.append(text.strip())
     return needed[::-1]
 
