@@ -34,8 +34,8 @@ from fuzzcompile.programs.edits.tensor_values import find_functions, format_tupl
 
 def _describe(spec: CaseSpec) -> str:
     lines = ["A generated case.", ""]
-    parts = (("Idioms", spec.idioms), ("Near misses", spec.near_misses), ("Operators", spec.operators))
-    parts += (("State", spec.states),) if spec.state else ()
+    parts = [("Idioms", spec.idioms), ("Near misses", spec.near_misses), ("Operators", spec.operators)]
+    parts += [("State", spec.states)] if spec.state else []
     for title, names in (*parts, ("Choices", spec.choices)):
         text = f"{title}: {', '.join(names) or 'none'}."
         lines += textwrap.wrap(text, 99, break_long_words=False)
@@ -44,7 +44,9 @@ def _describe(spec: CaseSpec) -> str:
 
 def _list_settings(spec: CaseSpec) -> list[tuple[str, str]]:
     how = spec.compile
-    configs = {"inductor": collect_config(how.toggles), "dynamo": dict.fromkeys(_CAPTURE, True) if how.captured else {}}
+    dynamo = dict.fromkeys(_CAPTURE, True) if how.captured else {}
+    dynamo |= dict.fromkeys(spec.state.assumed if spec.state is not None else (), False)
+    configs = {"inductor": collect_config(how.toggles), "dynamo": dynamo}
     settings: dict[str, object] = {
         "GRAD": how.grad,
         "BACKWARD": spec.backward or None,
@@ -282,7 +284,9 @@ def _render_program_class(spec: CaseSpec, program: OperatorProgram) -> str:
 
 def _render_stateful_classes(spec: CaseSpec, program: OperatorProgram, state: StatefulProgram) -> list[str]:
     """The classes and functions of a stateful program around its operator program."""
-    shapes = [(made.name, format_tuple(resolve_shape(made.shape, spec.dims))) for made in program.arguments if made.parameter]
+    shapes = [
+        (made.name, format_tuple(resolve_shape(made.shape, spec.dims))) for made in program.arguments if made.parameter
+    ]
     parameters = [f"self.{name} = nn.Parameter(torch.randn({shape}))" for name, shape in shapes]
     arguments = ["x", *list_extra_inputs(spec)]
     return render_state(state, arguments, parameters, program.statements, program.outputs)

@@ -26,6 +26,7 @@ MaskKind = Literal["bias", "causal", "window", "alibi", "padding", "prefix", "do
 MaskShape = Literal["square", "key", "matrix", "heads", "row", "full"]
 MaskUse = Literal["add", "fill", "where", "keep"]
 Returns = Literal["", "weights", "keys"]
+Container = Literal["tuple", "list", "dict", "dataclass"]
 Placement = Literal["pre", "post", "sandwich"]
 
 Size = Literal["same", "more", "plus_five", "many", "one", "none", "batch", "sequence", "heads", "head_dim"]
@@ -113,11 +114,12 @@ class ClassText:
 
 @dataclass(frozen=True)
 class StatefulProgram:
-    """Python state around an operator program, and what changes it between calls (`fuzzcompile.fuzz.stateful_programs`).
+    """Python state around an operator program, and what changes it between calls.
 
     ``names`` are the rows that it is made of. ``module`` are definitions of the file, ``fields`` those of its dataclass
     ``Config``, ``prepare`` lines after the classes. ``reset`` and ``globals`` are what ``make`` sets back, ``run`` the
-    statements of ``run``. A ``plain`` one is a function. One that ``draws`` has random numbers.
+    statements of ``run``. The forward pass ``returns`` its outputs in a container. ``assumed`` are entries of dynamo's
+    config that are switched off. A ``plain`` one is a function. One that ``draws`` has random numbers.
     """
 
     names: tuple[str, ...]
@@ -129,6 +131,8 @@ class StatefulProgram:
     prepare: tuple[str, ...] = ()
     reset: tuple[str, ...] = ()
     globals: tuple[str, ...] = ()
+    returns: Container = "tuple"
+    assumed: tuple[str, ...] = ()
     plain: bool = False
     draws: bool = False
 

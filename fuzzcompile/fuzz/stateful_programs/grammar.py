@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from fuzzcompile.fuzz.generation.spec import CaseSpec, ClassText, Pen, StatefulProgram
+from fuzzcompile.fuzz.generation.spec import CaseSpec, ClassText, Container, Pen, StatefulProgram, Weights
 
 Lines = tuple[str, ...]
 
@@ -44,6 +44,7 @@ class StateRow:
     forward_only: bool = False
     alone: bool = False
     random: bool = False
+    assumed: Lines = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +100,7 @@ def list_state_names() -> Iterator[tuple[str, str, int, str]]:
 # How many units a program has, and of which table.
 _UNITS = ((1, 55), (2, 32), (3, 13))
 _TABLES = (("cells", 58), ("changes", 26), ("effects", 16))
+_CONTAINERS: Weights[Container] = (("tuple", 60), ("dataclass", 16), ("dict", 14), ("list", 10))
 _SITES = (("inline", 60), ("method", 22), ("inner", 18))
 # Percentages: programs that are a function, units of a submodule, values with a local name, calls between two changes,
 # values put back for a last call.
@@ -147,7 +149,9 @@ class _Draft:
     globals: list[str] = field(default_factory=list)
     steps: list[_Step] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)
+    closed: bool = False
 
     def allows(self, row: StateRow) -> bool:
         """Return whether a row can be drawn beside what is there."""
@@ -174,6 +178,8 @@ class _Draft:
             self.module.append(module)
         owner.forward += self._place_lines(row, fill(lines), put, owner)
         self.names.append(row.name)
+        self.assumed += row.assumed
+        self.closed = row.alone
         if row.once or row not in load_rows("carriers"):
             self.taken.add(row.name)
 
@@ -211,6 +217,8 @@ def draw_state(pen: Pen, spec: CaseSpec) -> StatefulProgram:
     draft = _Draft(pen, spec, pen.chance(_PLAIN, "stateful_function") and not _has_parameters(spec))
     for _ in range(pen.draw_weighted(_UNITS)):
         table = pen.draw_weighted(_TABLES)
+        if draft.closed:
+            continue
         if table == "cells":
             _add_cell(draft)
         else:
@@ -228,7 +236,9 @@ def draw_state(pen: Pen, spec: CaseSpec) -> StatefulProgram:
         reset=tuple(draft.reset),
         globals=tuple(draft.globals),
         run=run,
+        returns=pen.draw_weighted(_CONTAINERS),
         plain=draft.plain,
+        assumed=tuple(dict.fromkeys(draft.assumed)),
         draws=any(row.random for row in load_rows("changes") if row.name in draft.names),
     )
 

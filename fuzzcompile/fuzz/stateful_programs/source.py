@@ -51,7 +51,7 @@ def render_state(
     ``parameters`` are statements that make them, ``statements`` and ``outputs`` are those of the operator program that
     follows.
     """
-    ends = [*state.model.forward, *statements, f"return {', '.join(outputs)}"]
+    ends = [*state.model.forward, *statements, f"return {_format_outputs(state, outputs)}"]
     if state.plain:
         main = [f"def program({', '.join(arguments)}):", *_indent(separate(ends))]
     else:
@@ -67,6 +67,16 @@ def render_state(
     if state.prepare:
         texts.append("\n".join(state.prepare))
     return [*list_definitions([*texts, *state.run, *state.reset]), *texts]
+
+
+def _format_outputs(state: StatefulProgram, outputs: Sequence[str]) -> str:
+    """What the forward pass returns, as models of transformers name it: the first output, and the others."""
+    first, others = outputs[0], ", ".join(outputs[1:]) + "," * (len(outputs) == 2)
+    if state.returns == "dataclass":
+        return f"Output({first}, ({others}))" if others else f"Output({first})"
+    if state.returns == "dict":
+        return f'{{"last_hidden_state": {first}' + (f', "hidden_states": ({others})}}' if others else "}")
+    return f"[{', '.join(outputs)}]" if state.returns == "list" else ", ".join(outputs)
 
 
 def render_run(state: StatefulProgram) -> str:
@@ -105,4 +115,3 @@ def separate(lines: Iterable[str]) -> list[str]:
             kept.append("")
         kept.append(line)
     return kept
-
