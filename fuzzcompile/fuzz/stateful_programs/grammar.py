@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ class StateRow:
     layer: bool = False
     plain: bool = False
     once: bool = False
+    binds: bool = False
     forward_only: bool = False
     alone: bool = False
     random: bool = False
@@ -58,6 +60,7 @@ class ValueKind:
     reads: Mapping[str, Lines]
     mutations: Lines = ()
     mutable: bool = False
+    callable: bool = False
 
 
 def _read_table(name: str) -> dict[str, Any]:
@@ -153,9 +156,14 @@ class _Draft:
     taken: set[str] = field(default_factory=set)
     closed: bool = False
 
+    @staticmethod
+    def _list_attributes(row: StateRow) -> set[str]:
+        """The attributes that a row gives its owner: two rows of one attribute do not go together."""
+        return set(re.findall(r"self\.(\w+) =", "\n".join(row.init)))
+
     def allows(self, row: StateRow) -> bool:
         """Return whether a row can be drawn beside what is there."""
-        if row.name in self.taken or (self.plain and not row.plain):
+        if row.name in self.taken or self._list_attributes(row) & self.taken or (self.plain and not row.plain):
             return False
         whole = self.spec.program
         accompanied = bool(self.names) or (whole is not None and bool(whole.statements))
@@ -181,7 +189,7 @@ class _Draft:
         self.assumed += row.assumed
         self.closed = row.alone
         if row.once or row not in load_rows("carriers"):
-            self.taken.add(row.name)
+            self.taken |= {row.name, *self._list_attributes(row)}
 
     def _place_lines(self, row: StateRow, lines: list[str], put: Mapping[str, str], owner: _Owner) -> list[str]:
         """The lines in the forward pass, in a method or in an inner function."""
@@ -279,7 +287,7 @@ def _add_cell(draft: _Draft) -> None:
     carrier = _draw_row(draft, load_rows("carriers"))
     kind = kinds[pen.draw_weighted([(kind.name, kind.weight) for kind in kinds.values()])]
     name = next((name for name in kind.names if name not in draft.taken), None)
-    if carrier is None or name is None:
+    if carrier is None or name is None or (carrier.binds and kind.callable):
         return
     draft.taken.add(name)
     owner = draft.choose_owner(carrier)
