@@ -110,6 +110,13 @@ _SITES = (("inline", 60), ("method", 22), ("inner", 18))
 _PLAIN, _LAYER, _BOUND, _CALLED, _RESTORED = 14, 30, 20, 45, 22
 # The longest line that reads a value where it is held.
 _LONGEST = 80
+# What a program without operators begins with: a graph needs one, whatever the state is.
+_BEGINNINGS = (
+    "x = x * 1.25",
+    "x = x.tanh()",
+    "x = x - x.mean(-1, keepdim=True)",
+    "x = F.layer_norm(x, x.shape[-1:])",
+)
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth")
 
 
@@ -223,6 +230,9 @@ class _Draft:
 def draw_state(pen: Pen, spec: CaseSpec) -> StatefulProgram:
     """The state of a case, whose program is drawn already."""
     draft = _Draft(pen, spec, pen.chance(_PLAIN, "stateful_function") and not _has_parameters(spec))
+    beginning = pen.one_of(_BEGINNINGS)
+    if spec.program is None or not spec.program.statements:
+        draft.model.forward.append(beginning)
     for _ in range(pen.draw_weighted(_UNITS)):
         table = pen.draw_weighted(_TABLES)
         if draft.closed:
