@@ -21,6 +21,7 @@ import torch
 from fuzzcompile.fuzz.generation.cases import GeneratedCase, draw_case_at
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.run.runs import enter_grad_mode
+from fuzzcompile.run.tensors import name_leaves
 
 
 def run_in_eager(case: GeneratedCase) -> None:
@@ -37,7 +38,7 @@ def run_in_eager(case: GeneratedCase) -> None:
         for call in (inputs, *namespace.get("CALLS", ())):
             result = namespace["run"](model, call) if "run" in namespace else model(*call)
             if namespace.get("BACKWARD"):
-                outputs = result if isinstance(result, tuple) else (result,)
+                outputs = [leaf for _, leaf in name_leaves("out", result) if isinstance(leaf, torch.Tensor)]
                 sum(output.float().sum() for output in outputs if output.requires_grad).backward()
 
 

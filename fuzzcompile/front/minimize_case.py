@@ -164,7 +164,9 @@ def minimize(
     tally = read_state(state, subject)[0] if resume and state is not None else SearchTally()
     whole = for_issue or subject.finding is not None
     recipe = None if subject.case is None else read_recipe(subject.case.choices, subject.case.spec)
-    job = replace(make_job(subject.source, subject.report, recipe, keep, for_issue=whole), ends=ends + script_seconds)
+    job = make_job(subject.source, subject.report, recipe, keep, for_issue=whole)
+    plants = tuple(path.resolve() for path in conditions.plants)  # workers run them, and this process does not
+    job = replace(job, ends=ends + script_seconds, plants=plants or None)
 
     def keep_state(progress: SearchProgress | None = None) -> None:
         if state is not None:

@@ -19,6 +19,7 @@ from torch import nn
 
 from fuzzcompile.run.case import Arguments, Reachable
 from fuzzcompile.run.reachable_state import (
+    HOOK_TABLES,
     MODULE_TABLES,
     ReachedObjects,
     holds_state,
@@ -165,11 +166,11 @@ class CallState:
                 for name, held in vars(value).items():
                     if name == "__call__" or not name.startswith("__"):
                         self._note("class attribute", f"{value.__name__}.{name}", held)
-        elif path.endswith("_hooks") and not self._attributes:
+        elif path.rpartition(".")[2] in HOOK_TABLES and not self._attributes:
             return
         elif isinstance(value, dict):
             keys, plain = tuple(map(_key, value)), frozenset(repr(key) for key in value if isinstance(key, _PLAIN))
-            if path.endswith("_hooks"):  # their keys are numbers that torch counts through the process
+            if path.rpartition(".")[2] in HOOK_TABLES:  # their keys are numbers that torch counts through the process
                 self._add(path, StateFact("item", "keys", keys, f"{len(keys)} hooks", len(keys)))
             else:
                 self._add(f"list({path})", StateFact("item", "keys", keys, _shorten(list(value)), plain))

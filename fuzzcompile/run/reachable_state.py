@@ -26,6 +26,7 @@ _MAX_OBJECTS = 200_000
 _MAX_ITEMS = 1000
 Plain = int | str | None
 _SHARED_FOLDERS = ("site-packages", "dist-packages")
+HOOK_TABLES = frozenset(name for name in vars(nn.Module()) if "_hooks" in name)
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, types.ModuleType)
 # By exact type, for speed: most of what a walk meets.
@@ -72,15 +73,15 @@ class ReachedObjects:
     def plain_attributes(self) -> dict[str, Plain]:
         """Attributes that are whole numbers, flags, strings or None, and such items of lists and dicts, by path.
 
-        Those of torch's own objects are left out, since the compiler sets some, and so is what no run restores.
-        Functions have none here.
+        Those of torch's own objects are left out, since the compiler sets some, and so is what no run restores. The
+        tables of a module's hooks too: their keys count the hooks of the process. Functions have none here.
         """
         plain: dict[str, Plain] = {}
         for path, value in zip(self._paths, self.objects, strict=True):
             of_torch = type(value).__module__.startswith("torch.") and not isinstance(value, nn.Module)
             if path is not None and type(value) not in _CONTAINERS and not of_torch and holds_state(value):
-                # Hooks are kept by numbers that torch counts through the process.
-                own = ((name, child) for name, child in iterate_attributes(value) if not name.endswith("_hooks"))
+                hooked = isinstance(value, nn.Module)
+                own = ((k, v) for k, v in iterate_attributes(value) if not (hooked and k in HOOK_TABLES))
                 plain.update(_iterate_plain(path, own))
         return plain
 

@@ -43,14 +43,18 @@ from fuzzcompile.fuzz.idioms.registry import Role, find_attention_traits, idiom,
 from fuzzcompile.fuzz.near_misses.near_miss_registry import apply_near_misses
 from fuzzcompile.fuzz.operator_programs.elements import DRAWING
 from fuzzcompile.fuzz.operator_programs.production import add_program, add_programs_beside
+from fuzzcompile.fuzz.stateful_programs.grammar import draw_state
 from fuzzcompile.model.contract import AOTI, COMPILE, EXPORT
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.inductor_toggles import EAGER_NUMBERS, FOR_GPU, OWN_RANDOM_STREAM
 from fuzzcompile.programs.edits.tensor_values import InputLayout
 
-# Percentage of cases that are a plain attention, without a near miss; and of operator programs among the others.
-# Both can be steered by the names that such cases have: bench/steering.py compares other shares.
-_PLAIN, _PROGRAMS = 10, 50
+# Percentage of cases that are a plain attention, without a near miss; of stateful programs among the others; and of
+# operator programs among the rest. They can be steered by the names that such cases have: bench/steering.py compares
+# other shares.
+_PLAIN, _STATEFUL, _PROGRAMS = 10, 20, 50
+# Percentage of stateful programs that end in an operator program.
+_COMPUTED = 55
 # How often each choice is drawn among the others, the simplest first.
 _PLAIN_LAYOUTS: Weights[Layout] = (("heads_last", 60), ("heads_first", 40))
 _LAYOUTS: Weights[Layout] = (("heads_first", 45), ("heads_last", 45), ("flat", 10))
@@ -78,6 +82,8 @@ def case_strategy(draw: st.DrawFn, profile: Profile) -> CaseSpec:
     repertoire = _choose_repertoire(profile)
     if pen.chance(_PLAIN, "plain"):
         return replace(fit_spec(_draw_plain(pen, profile)), seed=pen.number(999_999))
+    if pen.chance(_STATEFUL, "stateful") and profile.near_misses:
+        return replace(_draw_stateful(pen, profile), seed=pen.number(999_999))
     if pen.chance(_PROGRAMS, "program") and profile.near_misses:
         return replace(_draw_program(pen, profile), seed=pen.number(999_999))
     block, embedding = _draw_block(pen)
@@ -157,6 +163,31 @@ def _draw_program(pen: Pen, profile: Profile) -> CaseSpec:
     return _choose_random_numbers(pen, add_program(pen, fit_spec(apply_near_misses(pen, fit_spec(spec)))))
 
 
+def _draw_stateful(pen: Pen, profile: Profile) -> CaseSpec:
+    """Python state around a short operator program, called again after the state has changed."""
+    repertoire = _choose_repertoire(profile)
+    dtype = pen.draw_weighted([(dtype, 3 if dtype == "float32" else 1) for dtype in profile.dtypes])
+    training, computed = pen.chance(15) and profile.training, pen.chance(_COMPUTED)
+    spec = CaseSpec(
+        attention=Attention(idioms("attention")[0].name),
+        dims=repertoire.limit_dims(_draw_dims(pen, profile)),
+        program=OperatorProgram((), (), ("x",)),
+        dtype=dtype,
+        training=training,
+        backward=pen.chance(25) and profile.training and dtype == "float32",  # some operators lack it in half
+        compile=Compile(
+            grad=pen.draw_weighted(_GRADS), dynamic=pen.draw_weighted([(None, 65), (True, 25), (False, 10)])
+        ),
+    )
+    if computed:
+        spec = add_program(pen, fit_spec(spec), refusable=False)
+        assert spec.program is not None
+        outputs = spec.program.outputs
+        spec = replace(spec, program=replace(spec.program, outputs=("x", *(name for name in outputs if name != "x"))))
+    spec = replace(spec, state=draw_state(pen, spec))
+    return fit_spec(_choose_random_numbers(pen, spec))
+
+
 def _choose_random_numbers(pen: Pen, spec: CaseSpec) -> CaseSpec:
     """The case, compiled with eager's own random numbers in four fifths of the draws if it draws any.
 
@@ -165,7 +196,7 @@ def _choose_random_numbers(pen: Pen, spec: CaseSpec) -> CaseSpec:
     toggles = spec.compile.toggles
     programs = [program for _, program in spec.programs] + ([spec.program] if spec.program is not None else [])
     draws = any(name in DRAWING for program in programs for name in program.operators)
-    draws = draws or bool(spec.training and spec.attention.dropout)
+    draws = draws or bool(spec.training and spec.attention.dropout) or bool(spec.state and spec.state.draws)
     if not draws or spec.compile.mode is not None or OWN_RANDOM_STREAM.name in toggles or not pen.chance(80):
         return spec
     if not pen.weights.get(EAGER_NUMBERS.name, 100):

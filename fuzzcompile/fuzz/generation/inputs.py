@@ -343,7 +343,9 @@ def _fit_compile(spec: CaseSpec) -> Compile:
         for call in calls
         if recalled or (call.dims(spec.dims), call.inputs) != first or (call.grad and not spec.backward)
     )
-    return replace(how, calls=calls) if calls else replace(how, calls=(), dynamic=None, mark=None)
+    if calls:
+        return replace(how, calls=calls)
+    return replace(how, calls=(), dynamic=how.dynamic if spec.state else None, mark=None)
 
 
 def _fit_call(spec: CaseSpec, call: FurtherCall, fixes: Collection[str]) -> FurtherCall:

@@ -14,13 +14,14 @@ from fuzzcompile.fuzz.generation.spec import NEAR_MISSES, Dims
 from fuzzcompile.fuzz.idioms.registry import idioms
 from fuzzcompile.fuzz.operator_programs.numerics import load_operator_table
 from fuzzcompile.fuzz.operator_programs.production import PRODUCTIONS
+from fuzzcompile.fuzz.stateful_programs.grammar import list_state_names
 from fuzzcompile.model.errors import FuzzcompileError
 from fuzzcompile.model.inductor_toggles import FOR_GPU, TOGGLES, InductorToggle
 
 
 @dataclass(frozen=True)
 class Name:
-    """An idiom, near miss, production or toggle that a campaign can draw more or less often."""
+    """An idiom, near miss, production, row of Python state or toggle that a campaign can draw more or less often."""
 
     name: str
     kind: str
@@ -29,12 +30,16 @@ class Name:
 
 
 def list_names(*, gpu: bool = False) -> tuple[Name, ...]:
-    """All idioms (``kind`` is the role), near misses, productions, toggles, once each; with ``gpu`` those for one."""
+    """All idioms (``kind`` is the role), near misses, productions, rows of Python state and toggles, once each.
+
+    With ``gpu`` the toggles are those for one.
+    """
     toggles = (*TOGGLES, *FOR_GPU) if gpu else TOGGLES
     return (
         *(Name(idiom.name, idiom.role, idiom.weight, idiom.summary) for idiom in idioms()),
         *(Name(miss.name, "near_miss", miss.percent, miss.summary) for miss in NEAR_MISSES),
         *(Name(made.name, "production", made.weight, made.summary) for made in PRODUCTIONS.values()),
+        *(Name(*name) for name in list_state_names()),
         *(Name(toggle.name, "toggle", toggle.weight, toggle.summary) for toggle in toggles),
     )
 
@@ -101,7 +106,7 @@ def compute_generator_version(*, gpu: bool = False) -> str:
 
 
 # Increment it if the order or the meaning of draws changes while the registered names stay the same.
-_GRAMMAR = 10
+_GRAMMAR = 11
 # The same for `fuzzcompile.fuzz.generation.profile.GPU_REPERTOIRE`.
 _GPU_GRAMMAR = 1
 

@@ -22,9 +22,10 @@ from fuzzcompile.fuzz.generation.inputs import (
     takes_targets,
     takes_x,
 )
-from fuzzcompile.fuzz.generation.spec import Block, CaseSpec, OperatorProgram, Part
+from fuzzcompile.fuzz.generation.spec import Block, CaseSpec, OperatorProgram, Part, StatefulProgram
 from fuzzcompile.fuzz.idioms.registry import find_attention_traits, idiom
 from fuzzcompile.fuzz.near_misses.near_miss_registry import find_detour
+from fuzzcompile.fuzz.stateful_programs.source import list_imports, render_reset, render_run, render_state, uses_name
 from fuzzcompile.model.contract import COMPILE
 from fuzzcompile.model.inductor_toggles import collect_config, collect_options
 from fuzzcompile.model.templates import expand_macro, get_template
@@ -33,7 +34,8 @@ from fuzzcompile.programs.edits.tensor_values import find_functions, format_tupl
 
 def _describe(spec: CaseSpec) -> str:
     lines = ["A generated case.", ""]
-    parts = (("Idioms", spec.idioms), ("Near misses", spec.near_misses), ("Operators", spec.operators))
+    parts = [("Idioms", spec.idioms), ("Near misses", spec.near_misses), ("Operators", spec.operators)]
+    parts += [("State", spec.states)] if spec.state else []
     for title, names in (*parts, ("Choices", spec.choices)):
         text = f"{title}: {', '.join(names) or 'none'}."
         lines += textwrap.wrap(text, 99, break_long_words=False)
@@ -42,7 +44,9 @@ def _describe(spec: CaseSpec) -> str:
 
 def _list_settings(spec: CaseSpec) -> list[tuple[str, str]]:
     how = spec.compile
-    configs = {"inductor": collect_config(how.toggles), "dynamo": dict.fromkeys(_CAPTURE, True) if how.captured else {}}
+    dynamo = dict.fromkeys(_CAPTURE, True) if how.captured else {}
+    dynamo |= dict.fromkeys(spec.state.assumed if spec.state is not None else (), False)
+    configs = {"inductor": collect_config(how.toggles), "dynamo": dynamo}
     settings: dict[str, object] = {
         "GRAD": how.grad,
         "BACKWARD": spec.backward or None,
@@ -76,6 +80,8 @@ def _render_calls(spec: CaseSpec) -> str:
 
 
 def _render_driver(spec: CaseSpec) -> str:
+    if spec.state is not None:
+        return render_run(spec.state)
     how, call = spec.compile, "return model(*inputs)"
     if how.autocast is not None:
         call = f"with torch.autocast(inputs[0].device.type, dtype=torch.{how.autocast}):\n    {call}"
@@ -104,6 +110,9 @@ def render(spec: CaseSpec, *, described: bool = False) -> str:
     classes = [source.strip() for source in _render_classes(spec)]
     inputs = list_inputs(spec, spec.dims)
     classes = [*find_functions([expression for _, expression in inputs]), *classes]
+    plain = spec.state is not None and spec.state.plain
+    reset = render_reset(spec.state) if spec.state is not None else []
+    driver = _render_driver(spec)
     cast = spec.dtype != "float32" and any(mark in source for source in classes for mark in ("nn.Parameter", "self."))
     return get_template("case.py.j2").render(
         spec=spec,
@@ -112,11 +121,15 @@ def render(spec: CaseSpec, *, described: bool = False) -> str:
         inputs=inputs,
         settings=_list_settings(spec),
         calls=_render_calls(spec),
-        driver=_render_driver(spec),
-        functional=any("F." in source for source in classes),
+        driver=driver,
+        imports=list_imports([*classes, driver, *reset]) if spec.state is not None else [],
+        reset=reset,
+        plain=plain,
+        modules=not plain or any(uses_name(source, "nn") for source in (*classes, driver, *reset)),
+        functional=any(uses_name(source, "F") for source in (*classes, driver, *reset)),
         backends=any("sdpa_kernel(" in source for source in classes),
         cast=f".to(torch.{spec.dtype})" if cast else "",
-        scattered=any(mark in source for source in classes for mark in _CONSTANT_AT_FIRST),
+        scattered=not plain and any(mark in source for source in classes for mark in _CONSTANT_AT_FIRST),
     )
 
 
@@ -130,6 +143,8 @@ def _render_constructor(spec: CaseSpec, part: Part) -> str:
 
 def _render_classes(spec: CaseSpec) -> list[str]:
     """The source of every function and class, each after those that it uses; the last is ``Model``."""
+    if spec.program is not None and spec.state is not None:
+        return _render_stateful_classes(spec, spec.program, spec.state)
     if spec.program is not None:
         return [_render_program_class(spec, spec.program)]
     d, n, block = spec.dims, _choose_sizes(spec, "x"), spec.block or Block()
@@ -265,6 +280,16 @@ def _render_program_class(spec: CaseSpec, program: OperatorProgram) -> str:
         statements=program.statements,
         outputs=program.outputs,
     )
+
+
+def _render_stateful_classes(spec: CaseSpec, program: OperatorProgram, state: StatefulProgram) -> list[str]:
+    """The classes and functions of a stateful program around its operator program."""
+    shapes = [
+        (made.name, format_tuple(resolve_shape(made.shape, spec.dims))) for made in program.arguments if made.parameter
+    ]
+    parameters = [f"self.{name} = nn.Parameter(torch.randn({shape}))" for name, shape in shapes]
+    arguments = ["x", *list_extra_inputs(spec)]
+    return render_state(state, arguments, parameters, program.statements, program.outputs)
 
 
 def _render_model_class(spec: CaseSpec) -> str:

@@ -26,6 +26,7 @@ MaskKind = Literal["bias", "causal", "window", "alibi", "padding", "prefix", "do
 MaskShape = Literal["square", "key", "matrix", "heads", "row", "full"]
 MaskUse = Literal["add", "fill", "where", "keep"]
 Returns = Literal["", "weights", "keys"]
+Container = Literal["tuple", "list", "dict", "dataclass"]
 Placement = Literal["pre", "post", "sandwich"]
 
 Size = Literal["same", "more", "plus_five", "many", "one", "none", "batch", "sequence", "heads", "head_dim"]
@@ -99,6 +100,41 @@ class OperatorProgram:
     operators: tuple[str, ...]
     outputs: tuple[str, ...] = ()
     arguments: tuple[ProgramArgument, ...] = ()
+
+
+@dataclass(frozen=True)
+class ClassText:
+    """Lines of a class: of its ``__init__``, of its body, its methods, and of its forward pass."""
+
+    init: tuple[str, ...] = ()
+    body: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    forward: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StatefulProgram:
+    """Python state around an operator program, and what changes it between calls.
+
+    ``names`` are the rows that it is made of. ``module`` are definitions of the file, ``fields`` those of its dataclass
+    ``Config``, ``prepare`` lines after the classes. ``reset`` and ``globals`` are what ``make`` sets back, ``run`` the
+    statements of ``run``. The forward pass ``returns`` its outputs in a container. ``assumed`` are entries of dynamo's
+    config that are switched off. A ``plain`` one is a function. One that ``draws`` has random numbers.
+    """
+
+    names: tuple[str, ...]
+    model: ClassText
+    layer: ClassText
+    run: tuple[str, ...]
+    module: tuple[tuple[str, ...], ...] = ()
+    fields: tuple[str, ...] = ()
+    prepare: tuple[str, ...] = ()
+    reset: tuple[str, ...] = ()
+    globals: tuple[str, ...] = ()
+    returns: Container = "tuple"
+    assumed: tuple[str, ...] = ()
+    plain: bool = False
+    draws: bool = False
 
 
 @dataclass(frozen=True)
@@ -225,7 +261,8 @@ class Compile:
 class CaseSpec:
     """A whole case. Equal specs render to equal source.
 
-    A ``layer`` takes the place of the attention, which then has no meaning; a ``program`` that of the whole model.
+    A ``layer`` takes the place of the attention, which then has no meaning; a ``program`` that of the whole model, with
+    the Python ``state`` around it.
     ``programs`` and ``detours`` are statements over the activation, each with its place: ``before`` or ``after`` the
     model's body. ``values`` names the operator that makes the floating inputs, ``inputs`` how they lie in memory;
     ``aliased`` inputs are one tensor.
@@ -238,6 +275,7 @@ class CaseSpec:
     embedding: str | None = None
     head: Part | None = None
     program: OperatorProgram | None = None
+    state: StatefulProgram | None = None
     programs: tuple[tuple[str, OperatorProgram], ...] = ()
     detours: tuple[tuple[str, Part], ...] = ()
     dtype: str = "float32"
@@ -266,6 +304,11 @@ class CaseSpec:
         """Names of the productions in its operator programs, each once."""
         programs = [*((self.program,) if self.program else ()), *(program for _, program in self.programs)]
         return tuple(dict.fromkeys(name for program in programs for name in program.operators))
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """Names of the rows of its Python state."""
+        return self.state.names if self.state is not None else ()
 
     @property
     def attends(self) -> bool:
@@ -301,7 +344,9 @@ class CaseSpec:
             self.backward and "backward",
             self.block and ("stack" if self.block.layers > 1 else "block"),
             self.plain and "plain",
-            self.program and "program",
+            self.program and not self.state and "program",
+            self.state and "stateful",
+            self.state and self.state.plain and "stateful_function",
             self.programs and "program_beside",
             attention and f"layout_{attention.layout}",
             mask and f"mask_{mask.kind}",
@@ -342,7 +387,7 @@ class CaseSpec:
     @property
     def features(self) -> tuple[str, ...]:
         """All names that describe the case: idioms, near misses, productions and choices, each once."""
-        return tuple(dict.fromkeys((*self.idioms, *self.near_misses, *self.operators, *self.choices)))
+        return tuple(dict.fromkeys((*self.idioms, *self.near_misses, *self.operators, *self.states, *self.choices)))
 
     def to_json(self) -> dict[str, object]:
         """Plain data, with the names of idioms and near misses."""

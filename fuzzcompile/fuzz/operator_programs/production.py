@@ -343,12 +343,17 @@ _SHAPES: tuple[tuple[str | int, ...], ...] = (
 )  # fmt: skip
 
 
-def add_program(pen: Pen, spec: CaseSpec) -> CaseSpec:
-    """A fitted case of a program that is empty, with a program over its activation, further inputs and parameters."""
+def add_program(pen: Pen, spec: CaseSpec, *, refusable: bool = True) -> CaseSpec:
+    """A fitted case of a program that is empty, with a program over its activation, further inputs and parameters.
+
+    Without ``refusable`` the case stays as it is if eager mode may refuse what was drawn.
+    """
     arguments, alters = _draw_arguments(pen, spec.dtype), alters_inputs(spec)
     x = replace(_make_value(spec, ProgramArgument("x", ("B", "T", "C"), spec.dtype)), frozen=not alters)
     values = [x, *(_make_value(spec, argument) for argument in arguments)]
     scope = grow_program(pen, values, backward=spec.backward, alters_inputs=alters)
+    if scope.refusable and not refusable:
+        return spec
     # It returns what no statement of it uses, and perhaps an inner value or an input too.
     uses = Counter(name for statement in scope.statements for name in set(_NAME_PATTERN.findall(statement)))
     unused = [value.name for value in reversed(scope.values[len(values) :]) if uses[value.name] == 1]

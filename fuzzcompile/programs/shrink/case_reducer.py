@@ -1,14 +1,16 @@
-"""Reduce the text of a case: leave out statements and arguments, simplify expressions, lower numbers.
+"""Reduce the text of a case: leave out statements and arguments, unwrap blocks, simplify expressions, lower numbers.
 
-For bugs outside the captured graphs: in written attributes, a custom ``run``, function transforms. Every candidate is
-a whole file; one that raises in eager costs no compile.
+For bugs outside the captured graphs: in Python state that a custom ``run`` changes, in written attributes, in function
+transforms. Every candidate is a whole file; one that raises in eager costs no compile.
 """
 
 from __future__ import annotations
 
 import ast
 import itertools
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeGuard
 
 # Functions that a case file cannot do without.
 _ENTRY = ("make", "run")
@@ -34,7 +36,15 @@ def reduce_text(source: str, holds: Test) -> str:
         for candidates in (without_run, leave_out_calls, _leave_out_unused):
             source = _while_any_holds(source, test, candidates)
         source = _leave_out_statements(source, test)
-        for candidates in (_leave_out_unused, _simplify_expressions, _leave_out_keywords):
+        for candidates in (
+            _unwrap_blocks,
+            _leave_out_inputs,
+            _leave_out_unused,
+            _simplify_expressions,
+            _leave_out_elements,
+            _leave_out_keywords,
+            _leave_out_targets,
+        ):
             source = _while_any_holds(source, test, candidates)
         source = _lower_numbers(source, test)
     return source
@@ -97,17 +107,19 @@ def find_unused_statements(source: str) -> list[ast.stmt]:
     like any other candidate.
     """
     tree = ast.parse(source)
+    in_class = {id(own) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for own in node.body}
     read = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
     loaded = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    return list(_find_outermost(tree, read, loaded))
+    return list(_find_outermost(tree, read, loaded, in_class))
 
 
-def _find_outermost(tree: ast.AST, read: set[str], loaded: set[str]) -> Iterator[ast.stmt]:
+def _find_outermost(tree: ast.AST, read: set[str], loaded: set[str], in_class: set[int]) -> Iterator[ast.stmt]:
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.stmt) and _is_unused(node, read, loaded):
+        # What a class body binds is read as an attribute.
+        if isinstance(node, ast.stmt) and _is_unused(node, read, loaded | read if id(node) in in_class else loaded):
             yield node
         else:
-            yield from _find_outermost(node, read, loaded)
+            yield from _find_outermost(node, read, loaded, in_class)
 
 
 def _is_unused(node: ast.stmt, read: set[str], loaded: set[str]) -> bool:
@@ -156,7 +168,7 @@ def _leave_out_statements(source: str, test: Test) -> str:
 def _list_removable(source: str, depth: int) -> list[ast.stmt]:
     level: list[ast.stmt] = ast.parse(source).body
     for _ in range(depth):
-        level = [inner for statement in level for name in _BODIES for inner in getattr(statement, name, [])]
+        level = [inner for statement in level for block in _list_blocks(statement) for inner in block]
     return [
         statement
         for statement in level
@@ -165,6 +177,101 @@ def _list_removable(source: str, depth: int) -> list[ast.stmt]:
         and ast.unparse(statement) != "super().__init__()"
         and not (isinstance(statement, ast.FunctionDef) and statement.name in _ENTRY and depth == 0)
     ]
+
+
+def _list_blocks(statement: ast.stmt) -> list[list[ast.stmt]]:
+    """The blocks of statements within a statement: bodies, and those of its handlers and cases."""
+    blocks = [getattr(statement, name, []) for name in _BODIES]
+    blocks += [part.body for name in ("handlers", "cases") for part in getattr(statement, name, [])]
+    return [block for block in blocks if block]
+
+
+def _unwrap_blocks(source: str) -> Iterator[str]:
+    """The source with one of its blocks in the place of the whole ``if``, ``with``, ``for``, ``try`` or ``match``."""
+    lines = source.splitlines()
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.If | ast.With | ast.For | ast.While | ast.Try | ast.Match):
+            continue
+        if not lines[node.lineno - 1][: node.col_offset].strip():  # an ``elif`` begins within a line
+            for block in _list_blocks(node):
+                inner = textwrap.dedent("\n".join(lines[block[0].lineno - 1 : block[-1].end_lineno]))
+                yield _replace_lines(source, node, textwrap.indent(inner, " " * node.col_offset).splitlines())
+
+
+def _leave_out_inputs(source: str) -> Iterator[str]:
+    """The source without one of the inputs that ``make`` returns, and the argument that the program takes it by."""
+    tree = ast.parse(source)
+    made = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "make"), None)
+    given = made.body[-1].value if made is not None and isinstance(made.body[-1], ast.Return) else None
+    if not (isinstance(given, ast.Tuple) and len(given.elts) == 2 and isinstance(given.elts[1], ast.Tuple)):
+        return
+    inputs = given.elts[1]
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    names = {node.id for node in ast.walk(given.elts[0]) if isinstance(node, ast.Name)}
+    takers = [node for node in functions if node.name == "forward" or node.name in names]
+    for number in range(len(inputs.elts)):
+        for taker in takers:
+            own = taker.args.args
+            at = number + bool(own and own[0].arg == "self")
+            if len(own) > at and len(inputs.elts) > 1:
+                changed = _replace_span(source, inputs, _format_elements(source, inputs, number))
+                text = ", ".join(ast.unparse(argument) for argument in (*own[:at], *own[at + 1 :]))
+                first, last = own[0], own[-1]
+                if first.lineno == last.end_lineno and not taker.args.defaults:
+                    yield _replace_span(changed, first, text, end=last.end_col_offset)
+
+
+def _leave_out_elements(source: str) -> Iterator[str]:
+    """The source without one element of a tuple, list, set or dict."""
+    for node in ast.walk(ast.parse(source)):
+        if _is_display(node) and node.lineno == node.end_lineno:
+            parts = node.keys if isinstance(node, ast.Dict) else node.elts
+            wrapped = (_read_text(source, node)).startswith(("(", "[", "{"))
+            for number in range(len(parts)) if len(parts) > (isinstance(node, ast.Tuple) + (not wrapped)) else ():
+                yield _replace_span(source, node, _format_elements(source, node, number))
+
+
+Display = ast.Tuple | ast.List | ast.Set | ast.Dict
+
+
+def _is_display(node: ast.AST) -> TypeGuard[Display]:
+    """Return whether a node is a tuple, list, set or dict that is written out, and no target or index."""
+    if not isinstance(node, Display) or isinstance(getattr(node, "ctx", None), ast.Store | ast.Del):
+        return False
+    return isinstance(node, ast.Dict) or not any(isinstance(element, ast.Slice) for element in node.elts)
+
+
+def _format_elements(source: str, node: Display, left_out: int) -> str:
+    """The text of a display without one of its elements."""
+    if isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        texts = [
+            f"{ast.unparse(key)}: {_read_text(source, value)}" if key else f"**{_read_text(source, value)}"
+            for key, value in pairs
+        ]
+    else:
+        texts = [_read_text(source, element) for element in node.elts]
+    inner = ", ".join(texts[:left_out] + texts[left_out + 1 :])
+    if isinstance(node, ast.Tuple):
+        wrapped = (ast.get_source_segment(source, node) or "(").startswith("(")
+        inner += "," * (len(texts) == 2)
+        return f"({inner})" if wrapped else inner
+    return f"[{inner}]" if isinstance(node, ast.List) else f"{{{inner}}}"
+
+
+def _read_text(source: str, node: ast.expr) -> str:
+    return ast.get_source_segment(source, node) or ast.unparse(node)
+
+
+def _leave_out_targets(source: str) -> Iterator[str]:
+    """The source with a call alone in the place of its assignment to a name that nothing reads."""
+    lines, tree = source.splitlines(), ast.parse(source)
+    loaded = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            target = node.targets[0]
+            if isinstance(target, ast.Name) and target.id not in loaded and node.lineno == node.end_lineno:
+                yield _replace_lines(source, node, [lines[node.lineno - 1].replace(f"{target.id} = ", "", 1)])
 
 
 def _cut(source: str, statements: Sequence[ast.stmt]) -> str:
@@ -190,7 +297,7 @@ def _simplify_expressions(source: str) -> Iterator[str]:
     for whole, part in (pair for node in ast.walk(ast.parse(source)) for pair in _list_parts(node)):
         if whole.lineno == whole.end_lineno:
             inner = ast.get_source_segment(source, part) or ""
-            inner = f"({inner})" if isinstance(part, ast.BinOp | ast.GeneratorExp) else inner
+            inner = f"({inner})" if isinstance(part, ast.BinOp | ast.GeneratorExp | ast.IfExp | ast.BoolOp) else inner
             yield _replace_span(source, whole, inner)
 
 
@@ -198,6 +305,12 @@ def _list_parts(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Pairs of an expression and a part that may replace it: an operand, an argument, an element that is returned."""
     if isinstance(node, ast.BinOp):
         yield from ((node, node.left), (node, node.right))
+    elif isinstance(node, ast.IfExp):
+        yield from ((node, node.body), (node, node.orelse))
+    elif isinstance(node, ast.BoolOp):
+        yield from ((node, value) for value in node.values)
+    elif isinstance(node, ast.UnaryOp) and not isinstance(node.operand, ast.Constant):
+        yield node, node.operand
     elif isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
         yield from ((node.value, element) for element in node.value.elts)
     elif isinstance(node, ast.Call):
@@ -216,11 +329,15 @@ def _leave_out_keywords(source: str) -> Iterator[str]:
             yield _replace_span(source, keyword, "", start=len(before) - 1)
 
 
-def _replace_span(source: str, node: ast.expr | ast.keyword, text: str, *, start: int | None = None) -> str:
+def _replace_span(
+    source: str, node: ast.expr | ast.keyword | ast.arg, text: str, *, start: int | None = None, end: int | None = None
+) -> str:
     lines = source.splitlines(keepends=True)
     line = lines[node.lineno - 1].encode()
     start = node.col_offset if start is None else start
-    lines[node.lineno - 1] = (line[:start] + text.encode() + line[node.end_col_offset :]).decode()
+    lines[node.lineno - 1] = (
+        line[:start] + text.encode() + line[node.end_col_offset if end is None else end :]
+    ).decode()
     return "".join(lines)
 
 

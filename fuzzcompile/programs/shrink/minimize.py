@@ -431,7 +431,9 @@ class _Minimiser:
             reproducer = try_reproducer(found.source, found.report) or found.source
             shown = ReproducerResult(reproducer, False, "the search was interrupted")
         else:
-            shown = show(found.source, found.report, found.neighbour, for_issue=job.for_issue, ends=job.ends)
+            shown = show(
+                found.source, found.report, found.neighbour, for_issue=job.for_issue, ends=job.ends, plants=job.plants
+            )
         found.reproducer, found.confirmed, found.confirmation = shown.reproducer, shown.confirmed, shown.said
         found.shown, found.note = shown.plain, shown.note or found.note
         found.changed = found.source != job.source and found.how != "as found"

@@ -196,7 +196,8 @@ class MinimizeJob:
 
     ``screens``: the bug may show without code generation. ``resizes``: it may be compiled for dynamic sizes. ``keeps``:
     what must stay the same, "culprit" or "verdict". ``for_issue``: what an issue shows is made too, which takes some
-    more processes, as long as there is time until ``ends``, a value of ``time.monotonic()``.
+    more processes, as long as there is time until ``ends``, a value of ``time.monotonic()``. The reproducer is run with
+    ``plants``, by default those of this process.
     """
 
     source: str
@@ -208,6 +209,7 @@ class MinimizeJob:
     keeps: str = "culprit"
     for_issue: bool = False
     ends: float = math.inf
+    plants: tuple[Path, ...] | None = None
 
 
 def same_bug(wanted: ReportJson, reached: ReportJson, keeps: str = "culprit") -> bool:

@@ -16,7 +16,7 @@ FOR_A_GPU = Profile(gpu=True)
 
 @pytest.fixture(scope="module")
 def specs():
-    return [draw_case_at(0, index, FOR_A_GPU).spec for index in range(300)]
+    return [draw_case_at(0, index, FOR_A_GPU).spec for index in range(400)]
 
 
 def test_half_precision_comes_first_and_every_setting_of_gpus_is_drawn(specs):

@@ -19,6 +19,7 @@ from fuzzcompile.fuzz.generation.rendering import render
 from fuzzcompile.fuzz.generation.spec import Dims, FurtherCall
 from fuzzcompile.fuzz.idioms.registry import idiom
 from fuzzcompile.run.runs import enter_grad_mode
+from fuzzcompile.run.tensors import name_leaves
 
 EVERYTHING = Profile()
 CLEAN = Profile(near_misses=False)
@@ -34,16 +35,16 @@ def run_in_eager(case: GeneratedCase) -> list[torch.Tensor]:
     namespace: dict[str, Any] = {}
     exec(compile(case.source, "case.py", "exec"), namespace)
     model, inputs = namespace["make"]()
-    assert model.training == case.spec.training
+    assert getattr(model, "training", case.spec.training) == case.spec.training
     torch.manual_seed(0)
     outputs: list[torch.Tensor] = []
     with enter_grad_mode(namespace.get("GRAD", "enabled" if "BACKWARD" in namespace else "no_grad")):
         for call in (inputs, *namespace.get("CALLS", ())):
             made = namespace["run"](model, call) if "run" in namespace else model(*call)
-            made = made if isinstance(made, tuple) else (made,)
+            tensors = [leaf for _, leaf in name_leaves("out", made) if isinstance(leaf, torch.Tensor)]
             if namespace.get("BACKWARD"):
-                sum(output.float().sum() for output in made if output.requires_grad).backward()
-            outputs += made
+                sum(output.float().sum() for output in tensors if output.requires_grad).backward()
+            outputs += tensors
     return outputs
 
 

@@ -425,3 +425,116 @@ def test_calls_and_a_way_to_run_of_its_own_go_first():
     small = reduce_text(DRIVEN, lambda text: "torch.ones(2)" in text)
     assert "def run" not in small and "torch.ones(1)" not in small and "torch.ones(3)" not in small
     assert "CALLS = [(torch.ones(2),)]" in small
+
+
+STATEFUL = """import torch
+from torch import nn
+
+
+def make_depth(depth):
+    def get():
+        return depth
+
+    def put(value):
+        nonlocal depth
+        depth = value
+
+    return get, put
+
+
+class Layer(nn.Module):
+    unread = 3
+    calls = 0
+
+    def forward(self, x):
+        Layer.calls += 1
+        return x + Layer.calls
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.get_depth, self.put_depth = make_depth(2)
+        self.layer = Layer()
+        self.factors = [0.5, 2.0]
+
+    def forward(self, x, y):
+        try:
+            x = x.sin() if self.get_depth() > 1 else x.cos()
+        except ValueError:
+            x = x.tanh()
+        for factor in self.factors:
+            x = x * factor
+        x = self.layer(x)
+        return x, y
+
+
+def run(model, inputs):
+    first = model(*inputs)
+    with torch.no_grad():
+        model.put_depth(3)
+    model.factors.append(3.0)
+    second = model(*inputs)
+    model.factors = [1.0]
+    third = model(*inputs)
+    return first, second, third
+
+
+def make():
+    torch.manual_seed(0)
+    Layer.calls = 0
+    x = torch.randn(2, 3)
+    y = torch.randn(4)
+    return Model().eval(), (x, y)
+"""
+
+
+def test_a_run_of_several_statements_keeps_the_change_that_matters_as_ordinary_code():
+    def holds(text: str) -> bool:
+        """The length of the list changes between two calls, which differ: a graph that ignores it is stale."""
+        names: dict[str, object] = {}
+        try:
+            exec(compile(text, "case", "exec"), names)
+            lengths = []
+            model, inputs = names["make"]()
+
+            def watched(*arguments: object) -> object:
+                lengths.append((len(model.factors), model(*arguments)))
+                return lengths[-1][1]
+
+            watched.factors = model.factors
+            names["run"](watched, inputs)
+            (before, first), (after, second) = lengths[0], lengths[1]
+            first, second = (made[0] if isinstance(made, tuple) else made for made in (first, second))
+            return before != after and not torch.equal(first, second)
+        except Exception:  # a candidate may do anything, and then shows nothing
+            return False
+
+    small = reduce_text(STATEFUL, holds)
+    assert holds(small)
+    assert [line.strip() for line in small.partition("def run")[2].splitlines()[1:4]] == [
+        "model(*inputs)",
+        "model.factors.append(3.0)",
+        "model(*inputs)",
+    ]
+    gone = ("third", "no_grad", "make_depth", "Layer", "calls", "sin()", "except", "randn(4)", ", y")
+    assert not any(text in small for text in gone), small
+    assert "for factor in self.factors:" in small and len(small.split()) < 60
+    assert reduce_text(small, holds) == small
+
+
+def test_an_input_goes_with_its_argument_and_a_block_with_its_handlers():
+    small = reduce_text(STATEFUL, lambda text: "x.cos()" in text and _runs(text))
+    assert "def forward(self, x):" in small and "try" not in small and "if" not in small
+    assert "y" not in small.partition("def make")[2]
+
+
+def _runs(text: str) -> bool:
+    names: dict[str, object] = {}
+    try:
+        exec(compile(text, "case", "exec"), names)
+        model, inputs = names["make"]()
+        names.get("run", lambda model, inputs: model(*inputs))(model, inputs)
+    except Exception:  # a candidate may do anything
+        return False
+    return True

@@ -279,3 +279,14 @@ def test_an_update_through_an_input_that_another_one_views_compiles():
         observations.append(wrap(update)(*given))
     torch._dynamo.reset()
     assert all(torch.equal(a, b) for a, b in zip(*observations, strict=True))
+
+
+def test_the_keys_of_a_modules_hooks_are_no_state():
+    def hooked(model, x):
+        model.act.register_forward_hook(lambda module, args, output: output * 2)
+        model.count += 1
+        return model.act(x)
+
+    names = {value.name for value in runs.run_eager(program(hooked, act=nn.Tanh(), count=0), CPU).values}
+    assert "attribute count after the call" in names
+    assert not any("hooks" in name for name in names)
