@@ -115,7 +115,17 @@ def test_gradients_that_are_meant_so_are_no_fault(judged, body: str):
 
 
 @pytest.mark.parametrize(
-    "body", ["x.abs()", "torch.angle(x)", "torch.fft.fft(x).real", "x.sgn()", "x * x.conj() + w", "x.real"]
+    "body",
+    [
+        "x.abs()",
+        "torch.angle(x)",
+        "torch.fft.fft(x).real",
+        "x.sgn()",
+        "x * x.conj() + w",
+        "x.real",
+        "torch.tanh(x)",
+        "torch.sigmoid(x)",
+    ],
 )
 def test_complex_gradients_follow_torchs_convention(judged, body: str):
     report = judged(write_program(body, backward=True, dtype="complex64"))

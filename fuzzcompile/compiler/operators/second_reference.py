@@ -353,7 +353,7 @@ def measure_change(given: Arguments, own: Sequence[torch.Tensor | None], other: 
 
     What vanishes beside the arguments is rounding of terms that cancel.
     """
-    floating = [leaf for leaf in _list_tensors(given) if leaf.is_floating_point()]
+    floating = [leaf for leaf in _list_tensors(given) if leaf.is_floating_point() or leaf.is_complex()]
     least = VANISHING * max((metrics.rms(leaf) for leaf in floating), default=0.0)
     steps = [0.0]
     for mine, theirs in zip(own, other, strict=False):

@@ -93,7 +93,12 @@ def _gelu_backward(call: FormulaCall) -> Any:
 
 def _silu_backward(call: FormulaCall) -> Any:
     gate = _sigmoid(call.x)
-    return call.grad_output * gate * (1 + call.x * (1 - gate))
+    return call.grad_output * _conjugate(gate * (1 + call.x * (1 - gate)))
+
+
+def _conjugate(derivative: Any) -> Any:
+    """The factor of a gradient: torch's gradient of a complex function has the conjugate of its derivative."""
+    return np.conjugate(derivative) if derivative.dtype.kind == "c" else derivative
 
 
 def _divide(call: FormulaCall) -> Any:
@@ -436,8 +441,8 @@ FORMULAS: dict[str, Formula] = {
     "native_group_norm_backward": _group_norm_backward,
     "mse_loss": lambda call: _reduce_loss((call.x - call.target) ** 2, call.with_default("reduction", 1)),
     # gradients, element by element
-    "tanh_backward": lambda call: call.grad_output * (1 - call.output**2),
-    "sigmoid_backward": lambda call: call.grad_output * call.output * (1 - call.output),
+    "tanh_backward": lambda call: call.grad_output * _conjugate(1 - call.output**2),
+    "sigmoid_backward": lambda call: call.grad_output * _conjugate(call.output * (1 - call.output)),
     "threshold_backward": lambda call: np.where(call.x > call.threshold, call.grad_output, 0),
     "gelu_backward": _gelu_backward,
     "silu_backward": _silu_backward,
