@@ -310,7 +310,7 @@ def test_what_rounding_leaves_of_a_zero_is_no_difference():
 
 
 def test_a_check_that_only_eagers_numbers_bring_is_missing_for_users(judged):
-    """With eager's numbers, the compiler calls a kernel that checks its deviations; by itself it decomposes the call."""
+    """With eager's numbers, the compiler calls a kernel that checks its deviations; else it decomposes the call."""
     source = "def program(x):\n    return torch.normal(torch.zeros_like(x), x)\n"
     report = judged(source + FORWARD)
     assert (report.verdict, report.attribution.culprit.family) == ("accepts_invalid", "normal")
