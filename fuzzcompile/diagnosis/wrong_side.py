@@ -31,6 +31,7 @@ from fuzzcompile.model.thresholds import DIFFERENCE_STEP, MEETS, MISSES
 from fuzzcompile.model.verdicts import HARMLESS, Verdict
 from fuzzcompile.run import runs
 from fuzzcompile.run.arithmetic_modes import Float64Mode
+from fuzzcompile.run.attention_backends import interpret_flex_attention
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.differences import measure_slope, move_leaf
 from fuzzcompile.run.metrics import rms, widen
@@ -112,7 +113,8 @@ def run_second(made: CaseRuns, repaired: Sequence[ContestedCall] = ()) -> tuple[
     """The second reference of a case, with another opinion's values for the ``repaired`` calls."""
     program = build(made.case, made.device, double=True, streamed=True)
     mode = SecondReference(native=program.dtype, repaired={call.number for call in repaired})
-    return runs.observe(made.case, program, program.model, around=mode), mode
+    with interpret_flex_attention(differentiates=made.case.differentiates):
+        return runs.observe(made.case, program, program.model, around=mode), mode
 
 
 def _judge_repaired(experiments: Experiments, trial: Trial, wrong: Sequence[ContestedCall]) -> SideVerdict:

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import json
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -394,3 +395,23 @@ def _list_refusals(answered: Sequence[AttentionKernelsJson]) -> Iterator[str]:
             if not backend["usable"] and (name, reason) not in seen:
                 seen.add((name, reason))
                 yield f"{name} refuses {answer['inputs']} {answer['dtype']}, head dim {answer['head_dim']}: {reason}"
+
+
+FLEX = ReplacedAttribute(
+    "torch.nn.attention.flex_attention",
+    "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG",
+    optional=True,
+    unprobed="A torch without it has no float64 reference of flex attention, which the report says.",
+)
+
+
+@contextlib.contextmanager
+def interpret_flex_attention(*, differentiates: bool) -> Iterator[None]:
+    """Run flex attention operator by operator in the block, so that a mode sees what it computes.
+
+    In eager mode it compiles itself for a backend that only runs operators, which no dispatch mode may surround. With
+    gradients it stays as it is: torch says that it may be wrong otherwise.
+    """
+    loaded = FLEX.module in sys.modules and FLEX.check_place() is None
+    with FLEX.replace(True) if loaded and not differentiates else contextlib.nullcontext():
+        yield

@@ -18,6 +18,7 @@ import torch
 
 from fuzzcompile.model.errors import CaseError
 from fuzzcompile.run.arithmetic_modes import Float64Mode, UlpNoise
+from fuzzcompile.run.attention_backends import interpret_flex_attention
 from fuzzcompile.run.case import Arguments, Case
 from fuzzcompile.run.case_program import RUN_SEED, CaseProgram, build
 from fuzzcompile.run.device import (
@@ -91,9 +92,11 @@ def run_eager(case: Case, device: torch.device, *, noise_seed: int | None = None
     With ``double`` the program's tensors are converted to float64, while its own casts stay as they are.
     """
     say("running it in eager mode" if noise_seed is None else "running it in eager mode, to measure its rounding")
-    mode = UlpNoise(noise_seed) if noise_seed is not None else contextlib.nullcontext()
     program = build(case, device, double=double, streamed=True)
-    return observe(case, program, program.model, around=mode)
+    if noise_seed is None:
+        return observe(case, program, program.model)
+    with interpret_flex_attention(differentiates=case.differentiates):
+        return observe(case, program, program.model, around=UlpNoise(noise_seed))
 
 
 def run_float64(case: Case, device: torch.device, *, keep_casts: bool = True) -> tuple[Observation, bool]:
@@ -105,7 +108,8 @@ def run_float64(case: Case, device: torch.device, *, keep_casts: bool = True) ->
     say("running it in float64")
     program = build(case, device, double=True, streamed=True)
     mode = Float64Mode(keep_casts=keep_casts, native=program.dtype)
-    return observe(case, program, program.model, around=mode), mode.saw_cast
+    with interpret_flex_attention(differentiates=case.differentiates):
+        return observe(case, program, program.model, around=mode), mode.saw_cast
 
 
 def observe(

@@ -411,6 +411,7 @@ REPLACED: tuple[ReplacedAttribute, ...] = (
     torch_api.BACKWARD,
     torch_api.CUDA,
     attention_backends.ATTENTION,
+    attention_backends.FLEX,
     compiling_predicate.COMPILING,
     compiling_predicate.EXPORTING,
     custom_code.REGISTRATION,
