@@ -504,9 +504,10 @@ def _refuse_as_users_do(answer: JudgedTrial) -> JudgedTrial:
     their checks.
     """
     experiments, ledger = answer.experiments, answer.trial.ledger
-    snapshots = (frame.find_record(JOINT_GRAPH) for frame in ledger.frames)
-    draws = any(record is not None and list_random_calls(record.snapshots[0]) for record in snapshots)
-    if answer.decision.verdict is not Verdict.INVALID or not (draws and experiments.how.follows_eager_numbers):
+    if answer.decision.verdict is not Verdict.INVALID or not experiments.how.follows_eager_numbers:
+        return answer
+    records = (frame.find_record(JOINT_GRAPH) for frame in ledger.frames)
+    if not any(record is not None and any(map(list_random_calls, record.snapshots)) for record in records):
         return answer
     unaligned = experiments.under(experiments.how.under(InductorSettings({"fallback_random": False})))
     second = JudgedTrial.decide(unaligned, unaligned.trial(), answer.spent)

@@ -44,6 +44,7 @@ _NOTICE: dict[FactKind, tuple[str, ...]] = {
                "BUILTIN_MATCH", "WEAKREF_ALIVE", "TYPE_MATCH"),
 }  # fmt: skip
 _OF_PRESENCE = ("HASATTR", "DICT_CONTAINS", "DICT_NOT_CONTAINS", "NOT_PRESENT_IN_GENERIC_DICT", "DICT_KEYS_MATCH")
+_OF_ORDER = ("DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK", "DICT_VERSION")
 _OF_MODES = ("GLOBAL_STATE", "GRAD_MODE", "DEFAULT_DEVICE", "DETERMINISTIC_ALGORITHMS", "TORCH_FUNCTION_STATE")
 # A guard that dynamo asks for under this name makes a check of one of three kinds, by the value.
 _BY_VALUE = "CONSTANT_MATCH"
@@ -122,7 +123,7 @@ def explain_stale_call(attempt: Compile, decision: Decision) -> StaleCall | None
 
 def _allow_setting(attempt: Compile, stale: StaleCall) -> StaleCall | None:
     """The same as no bug, where torch leaves out the guard by a setting that it calls unsafe; None where none does."""
-    entries, attribution = load_config("dynamo"), stale.attribution
+    entries, attribution = load_config(DynamoSettings.config), stale.attribution
     known = [setting for setting in facts().unsafe if has_entry(entries, setting.entry)]
     changes = {setting.entry: DynamoSettings({setting.entry: setting.safe}) for setting in known}
     together = DynamoSettings({setting.entry: setting.safe for setting in known})
@@ -172,7 +173,8 @@ def _name_guard(name: str, before: CallState, after: CallState, guards: Sequence
     first = next((guard for guard in found if guard.kind in wanted), None)
     details["guard"] = "not asked for"
     if first is None:
-        return Culprit(DYNAMO, None, wanted[0], f"no guard on {fact.carrier}", necessary=True, details=details)
+        held = f"order of an {fact.carrier}" if wanted is _OF_ORDER else fact.carrier
+        return Culprit(DYNAMO, None, wanted[0], f"no guard on {held}", necessary=True, details=details)
     kind = _name_check(fact) if first.kind == _BY_VALUE else first.kind
     replaced = first.made and kind not in first.made
     details["guard"] = f"{', '.join(first.made)} in its place" if replaced else _TOLD[bool(first.checks)]
@@ -194,6 +196,8 @@ def _list_wanted(name: str, before: CallState, after: CallState) -> tuple[str, .
         now = after.facts[name].value
         if isinstance(now, tuple) and fact.value[0] != now[0]:
             return (*_NOTICE["tensor"], "SHAPE_ENV")
+    if fact.kind == "keys" and after.facts[name].plain == fact.plain:
+        return _OF_ORDER
     return _NOTICE[fact.kind]
 
 

@@ -103,3 +103,14 @@ def test_a_change_that_the_callable_does_not_reach_is_told_with_low_confidence(w
         report = judge(write_case, source)
     assert (report["verdict"], report["confidence"]) == ("stale", "low")
     assert report["culprit"]["rewrite"] is None and "nothing that it reaches" in report["detail"]
+
+
+def test_another_order_of_keys_is_no_matter_of_their_number(write_case):
+    """Dynamo guards the length of a dict that a program makes a list of, and not the order of its keys."""
+    before = "class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.options = {}\n"
+    before += "    def forward(self, x):\n        return x.sin() if list(self.options)[0] == 'scale' else x.cos()\n"
+    made = "model = Model(); model.options = {'scale': 2.0, 'shift': 0.5}; return model, (torch.ones(3),)"
+    report = judge(write_case, two_calls(made, "model.options = {'shift': 0.5, 'scale': 2.0}", before))
+    culprit = report["culprit"]
+    assert (report["verdict"], culprit["family"]) == ("stale", "no guard on order of an item")
+    assert culprit["details"]["guard"] == "not asked for"
