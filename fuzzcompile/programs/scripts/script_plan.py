@@ -111,9 +111,7 @@ def _probe(case: Case, device: torch.device) -> EagerProbe:
     seed_everything(RUN_SEED)
     moved = any(not torch.equal(*pair) for pair in zip(states, _read_generators(), strict=True))
     random = moved and first.failure is None
-    # What a run of its own changes between calls may lie where no comparison sees it.
-    repeatable = case.run is None and first.failure is None and not random
-    repeatable = repeatable and not any(value.kind == "mutation" for value in first.values)
+    repeatable = first.failure is None and not random and not any(value.kind == "mutation" for value in first.values)
     if repeatable:
         repeatable = _has_repeated(first, runs.observe(replace(recorded, backward=False), program, program.model))
     exact = None if first.failure else _in_float64(case, device)
@@ -334,6 +332,7 @@ class ScriptPlan:
     with_backward: bool = False
     remark: str = ""
     eager_is_wrong: bool = False  # the compiled program in float64 is the reference then
+    is_stale: bool = False  # each side starts from what make() makes
 
     @property
     def wrong_side(self) -> str:
@@ -461,7 +460,7 @@ def choose_comparison(plan: ScriptPlan, report: ReportJson) -> ScriptPlan:
     """
     probe, verdict = plan.probe, str(report.get("verdict") or "")
     form = _FORMS.get(verdict)
-    plan = replace(plan, eager_is_wrong=verdict == Verdict.EAGER_WRONG)
+    plan = replace(plan, eager_is_wrong=verdict == Verdict.EAGER_WRONG, is_stale=verdict == Verdict.STALE)
     if form in ("raises", "accepts", "process"):
         return replace(plan, form=form, with_backward=probe.case.backward)
     evidence: Sequence[OutputJson] = (report.get("evidence") or {}).get("outputs") or ()
