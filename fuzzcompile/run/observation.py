@@ -349,9 +349,10 @@ def list_gradient_leaves(call: int | None, program: CaseProgram, arguments: obje
 
 def _copy_dense(tensor: torch.Tensor) -> torch.Tensor:
     """A dense copy that later in-place writes do not change."""
-    tensor = tensor.detach()
-    result = densify(tensor)
-    return tensor.clone() if result is tensor else result
+    with _disable_current_modes():  # a reference converts what the program's operators read, and this is none of them
+        tensor = tensor.detach()
+        result = densify(tensor)
+        return tensor.clone() if result is tensor else result
 
 
 # ``fallback_random`` promises eager's own numbers from these, which operators of torch draw from; the generators of

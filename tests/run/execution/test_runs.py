@@ -12,6 +12,7 @@ from torch import nn
 
 from fuzzcompile.diagnosis.oracle.judgement import Observations, have_same_bits, judge
 from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run import runs
 from fuzzcompile.run.case import Case, CompileSettings
 from fuzzcompile.run.case_program import build
@@ -290,3 +291,15 @@ def test_the_keys_of_a_modules_hooks_are_no_state():
     names = {value.name for value in runs.run_eager(program(hooked, act=nn.Tanh(), count=0), CPU).values}
     assert "attribute count after the call" in names
     assert not any("hooks" in name for name in names)
+
+
+def test_a_float32_tensor_of_a_closure_is_observed_as_it_is_in_inference_mode(write_case):
+    """What a reference reads of the state is no operator of the program, which it would convert."""
+    source = (
+        'import torch\nfrom torch import nn\n\nGRAD = "inference_mode"\n\ndef hold(held):\n    def get():\n'
+        "        return held\n    return get\n\nclass Model(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.get = hold(torch.tensor([2.0, 0.5]))\n\n    def forward(self, x):\n"
+        "        return x * self.get()\n\ndef make():\n    return Model(), (torch.ones(3, 2),)\n"
+    )
+    observed, _ = runs.run_float64(load_case(write_case(source)), torch.device("cpu"))
+    assert observed.failure is None and observed.values[0].value.dtype is torch.float64
