@@ -8,7 +8,7 @@ import importlib
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -36,12 +36,16 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True)
 class OperatorOutcome:
-    """Leaves of an operator's result, of its arguments afterwards, which of these share memory; or an error."""
+    """Leaves of an operator's result, of its arguments afterwards, which of these share memory; or an error.
+
+    ``state`` is that of the generator afterwards, for an operator that draws random numbers.
+    """
 
     results: tuple[Any, ...] = ()
     arguments: tuple[Any, ...] = ()
     aliases: frozenset[tuple[int, int]] = frozenset()
     error: Exception | None = None
+    state: torch.Tensor | None = None
 
     @classmethod
     def from_call(cls, call: Callable[[], object], given: object) -> OperatorOutcome:
@@ -141,6 +145,12 @@ def run_operator(
             return function(*args, **named)
 
     return OperatorOutcome.from_call(call, (args, named))
+
+
+def run_drawing(run: Callable[[], OperatorOutcome], draws: bool) -> OperatorOutcome:
+    """The outcome of a run of an operator, with the state that it leaves the generator in, if it draws."""
+    outcome = run()
+    return replace(outcome, state=torch.get_rng_state()) if draws else outcome
 
 
 def find_aliases(results: Sequence[object], arguments: Sequence[object]) -> frozenset[tuple[int, int]]:
