@@ -90,6 +90,10 @@ def through(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], A
     return lambda function: lambda *args, **kwargs: change(function(*args, **kwargs))
 
 
+def in_channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last)
+
+
 def raising(function: Any) -> Any:
     def wrong(*args: Any) -> Any:
         raise ValueError("planted")
@@ -184,9 +188,10 @@ def draws_more(function: Any) -> Any:
 
 
 @contextlib.contextmanager
-def dispatched(operator: Any, make: Callable[[Any], Any]) -> Iterator[None]:
-    """A decomposition of the Python dispatcher is another function."""
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
+def dispatched(
+    operator: Any, make: Callable[[Any], Any], key: Any = torch._C.DispatchKey.CompositeImplicitAutograd
+) -> Iterator[None]:
+    """A decomposition of the Python dispatcher is another function, or what stands there under another key."""
     kept = operator.py_kernels[key]
     operator.py_kernels[key] = make(kept)
     operator._dispatch_cache.clear()
@@ -421,6 +426,15 @@ PLANTED = [
         stage="fake_tensor",
         kind="stride",
         verdict=Verdict.COMPILE_ERROR,
+    ),
+    Planted(
+        "fake result of another layout and of sizes that are symbols",
+        lambda: dispatched(aten.avg_pool2d.default, through(in_channels_last), torch._C.DispatchKey.Meta),
+        case("return F.avg_pool2d(x, 2)", "torch.randn(2, 3, 8, 6)", "DYNAMIC = True"),
+        "aten.avg_pool2d.default",
+        stage="fake_tensor",
+        kind="stride",
+        verdict=Verdict.METADATA,
     ),
     Planted(
         "capture",
