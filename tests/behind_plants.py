@@ -99,6 +99,10 @@ def wrong_difference() -> contextlib.AbstractContextManager[Any]:
     return code(cpp.CppVecOverrides, "sub", lambda a, b: f"({a} - {b} * at::vec::Vectorized<float>(1.01))")
 
 
+def no_remainder() -> contextlib.AbstractContextManager[Any]:
+    return code(cpp.CppVecOverrides, "remainder", lambda a, b: f"({a} + {b})")
+
+
 def wrong_scalar() -> contextlib.AbstractContextManager[Any]:
     return code(cpp.CppOverrides, "exp", lambda x: f"std::exp({x}) * 1.01")
 

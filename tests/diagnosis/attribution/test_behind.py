@@ -82,6 +82,13 @@ READ_LATE = Fault(
     shapes="(64,), (64,)",
     details={"stored": "prims.rev.default"},
 )
+TINY_DIVISOR = Fault(
+    "divisor that float32 rounds",
+    "x % 1e-30",
+    plants.no_remainder,
+    "codegen",
+    "CppVecOverrides.remainder",
+)
 CONFUSED = Fault(
     "common subexpression",
     "(torch.sin(x - y), torch.cos(y - x) * (y - x))",
@@ -240,6 +247,11 @@ def test_one_loop_that_is_right_where_its_operators_stand_alone_is_proved_by_tha
     assert {key: culprit.details[key] for key in fault.details} == fault.details
     assert culprit.necessary is True
     assert compiles <= MOST_COMPILES
+
+
+def test_the_rounding_of_a_constant_in_the_ir_makes_no_lowering_wrong(attribution_of):
+    culprit = attribution_of(TINY_DIVISOR)[0].culprit
+    assert (culprit.stage, culprit.rewrite, culprit.necessary) == ("codegen", "CppVecOverrides.remainder", True)
 
 
 def test_independent_causes_are_contributors_and_no_one_alone_is_necessary(attribution_of):
