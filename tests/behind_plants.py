@@ -12,6 +12,7 @@ import torch
 from torch._inductor.codegen import cpp
 from torch._inductor.codegen.common import CSE
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+from torch._inductor.graph import GraphLowering
 from torch._inductor.lowering import lowerings
 from torch._inductor.scheduler import Scheduler
 
@@ -98,6 +99,10 @@ def wrong_difference() -> contextlib.AbstractContextManager[Any]:
     return code(cpp.CppVecOverrides, "sub", lambda a, b: f"({a} - {b} * at::vec::Vectorized<float>(1.01))")
 
 
+def no_remainder() -> contextlib.AbstractContextManager[Any]:
+    return code(cpp.CppVecOverrides, "remainder", lambda a, b: f"({a} + {b})")
+
+
 def wrong_scalar() -> contextlib.AbstractContextManager[Any]:
     return code(cpp.CppOverrides, "exp", lambda x: f"std::exp({x}) * 1.01")
 
@@ -145,6 +150,11 @@ def differences_confused() -> contextlib.AbstractContextManager[Any]:
 
 def always_fused() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(Scheduler, "can_fuse_vertical", lambda scheduler, one, other, **kwargs: True)
+
+
+def readers_forgotten() -> contextlib.AbstractContextManager[Any]:
+    """What was read of a buffer is not computed before the buffer is written to."""
+    return mock.patch.object(GraphLowering, "mark_buffer_mutated", lambda graph, name: graph.mutated_buffers.add(name))
 
 
 def first_output_twice() -> contextlib.AbstractContextManager[Any]:

@@ -89,6 +89,7 @@ class ExportedCallable:
         try:
             program = _export_module(module, args, kwargs, dynamic=self._dynamic)
             self._recorder.exported += 1
+            self._recorder.ledger.exported.append(program.graph)
             runnable = program.module()
         except Exception as error:  # of any kind: whatever exporting raises is what this side shows
             raise ExportError(error, DYNAMO) from error

@@ -222,7 +222,12 @@ def list_random_calls(snapshot: Snapshot) -> list[str]:
 
 def list_drawing_nodes(snapshot: Snapshot) -> list[fx.Node]:
     """The calls of random operators in the graph, in order."""
-    return [node for node in snapshot.graph.nodes if node.op.startswith("call") and _is_drawing(node)]
+    return list_drawing_calls(snapshot.graph)
+
+
+def list_drawing_calls(graph: fx.Graph) -> list[fx.Node]:
+    """The calls of random operators in a graph of torch, in order."""
+    return [node for node in graph.nodes if node.op.startswith("call") and _is_drawing(node)]
 
 
 def _is_drawing(node: fx.Node) -> bool:

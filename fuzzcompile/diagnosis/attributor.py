@@ -239,8 +239,11 @@ def _attribute_by_ladder(ablator: Ablator) -> Attribution:
     path = _find_path(ablator)
     if path != COMPILE:
         compiled = path == AOTI and attempt_backend(ablator, CompilePath(EXPORT))
-        stage = CODEGEN if compiled else DYNAMO
-        return Attribution(Culprit(stage, None, None, UNKNOWN, confidence="low", details={"path": path}))
+        captured = None if compiled else _attribute_to_export(ablator)
+        unknown = Culprit(
+            CODEGEN if compiled else DYNAMO, None, None, UNKNOWN, confidence="low", details={"path": path}
+        )
+        return captured or Attribution(unknown)
     stage = next((name for backend, name in LADDER if not attempt_backend(ablator, Backend(backend))), LOWERING)
     if stage == LOWERING and _has_own_backend(ablator) and attempt_backend(ablator, Backend("inductor")):
         label = make_backend_label(ablator.experiments.case.settings.backend)
@@ -248,6 +251,21 @@ def _attribute_by_ladder(ablator: Ablator) -> Attribution:
     family = _find_operator(ablator)  # tells bugs apart, though it need not be at fault
     details: DetailsJson = {"output of": family} if family else {}
     return Attribution(Culprit(stage, None, None, family or UNKNOWN, confidence="low", details=details))
+
+
+def _attribute_to_export(ablator: Ablator) -> Attribution | None:
+    """The capture by torch.export, proved by another capture of the program, dynamo's own, that is right when it runs.
+
+    It goes by the operator whose result is another one. None where that is not known, or dynamo's capture fails too.
+    """
+    wrong = (each.name for each in ablator.trial.judgement.comparisons if each.finding not in ("same", "close", "wild"))
+    name, graphs = next(wrong, None), ablator.trial.ledger.exported
+    producer = find_producer(graphs[0], name) if name is not None and graphs else None
+    if producer is None or not attempt_backend(ablator, CompilePath(COMPILE), Backend("eager")):
+        return None
+    family = producer.partition(".")[0]
+    details: DetailsJson = {"path": EXPORT, "output of": family}
+    return Attribution(Culprit(DYNAMO, None, "torch.export", family, necessary=True, details=details))
 
 
 def _attribute_to_compile(ablator: Ablator) -> Attribution | None:

@@ -34,7 +34,13 @@ from fuzzcompile.model.contract import (
     WrongSide,
 )
 from fuzzcompile.model.severity import Severity, rate_bug, rate_severity
-from fuzzcompile.model.signatures import UNATTRIBUTED, make_program_signature, normalise_message, replace_fingerprint
+from fuzzcompile.model.signatures import (
+    UNATTRIBUTED,
+    find_symptom,
+    make_program_signature,
+    normalise_message,
+    replace_fingerprint,
+)
 from fuzzcompile.model.stages import BY_NAME, GRAPH_STAGES, PARTITION
 from fuzzcompile.model.verdicts import Comparison, CoverageCount, Verdict
 from fuzzcompile.run.observation import Failure
@@ -207,12 +213,16 @@ class TriageReport:
         if self.program is not None and self._rests_on_program():
             return make_program_signature(stage, self.program)
         if culprit is not None and culprit.is_named:
-            return replace_fingerprint(
-                culprit.signature, self.cause.get("fingerprint") if self.cause is not None else None
-            )
+            cause = self.cause.get("fingerprint") if self.cause is not None else None
+            return replace_fingerprint(culprit.signature, self.symptom or cause)
         if self.failure is not None:
             return f"{stage}:{self.failure.type_name}:{normalise_message(self.failure.message)}"
         return f"{stage}:-:{self.verdict}"
+
+    @property
+    def symptom(self) -> str | None:
+        """What is the matter, where that settles what the bug is and no cause has to be found."""
+        return find_symptom(str(self.verdict), self._make_evidence()["outputs"]) if self.is_bug else None
 
     def _rests_on_program(self) -> bool:
         """Return whether values or memory are wrong without a proved cause; a hit of a proved finding is proved."""

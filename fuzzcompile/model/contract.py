@@ -184,7 +184,9 @@ class CauseJson(TypedDict, total=False):
     """The change that makes a case pass: the nearest neighbour of the case that the compiler treats rightly."""
 
     # the cause in words that do not hang on sizes, such as ``softmax(dim)`` or ``layout``; the last part of the
-    # signature. ``sharing`` wherever the verdict is ``aliasing``: one place that heeds no memory is one bug
+    # signature. Whatever is changed, ``sharing`` wherever the verdict is ``aliasing``, ``layout`` where strides alone
+    # differ, ``nonfinite lost`` or ``nonfinite made`` where nothing but NaN or infinity does: for each of these, one
+    # place is one bug
     fingerprint: str
     kind: str  # of the change: ``argument``, ``dtype``, ``layout``, ``sharing``, ``size``, ``value``, ``gradient``
     before: str  # the text that the change replaces, and what replaces it, as a user writes it

@@ -126,6 +126,7 @@ DetailsJson = TypedDict(
         "programs": str,  # of a Triton kernel: the orders in which they are right and wrong
         "dependences": str,  # ``kept`` or ``broken`` by a fusion
         "right_in_scalars": str | None,
+        "stored": str | None,  # the operator whose result has to be in memory for its loop to be right
         "overwritten": str,  # the buffer that no longer held what kernel number ``written_by`` wrote
         "written_by": int,
         "output": str,  # of the program, that is wrong although every kernel is right

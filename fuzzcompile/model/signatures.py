@@ -7,14 +7,18 @@ for an error without a culprit, and ``stage:-:program-KEY`` for wrong results wi
 from __future__ import annotations
 
 import hashlib
+import math
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.stages import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION, GRAPH_STAGES
+from fuzzcompile.model.thresholds import ROUNDING_FACTOR
+from fuzzcompile.model.verdicts import Verdict
 
 if TYPE_CHECKING:
-    from fuzzcompile.model.contract import ReportJson
+    from fuzzcompile.model.contract import OutputJson, ReportJson
 
 
 UNATTRIBUTED = "unattributed"
@@ -48,6 +52,43 @@ def parse_fingerprint(signature: str) -> str | None:
     """Return the change that makes the case pass; None where the signature does not say."""
     match = _PARTS.fullmatch(signature)
     return match[2] if match is not None else None
+
+
+# What is the matter with a result, where one place in the compiler is one bug whatever change of the program avoids it.
+SHARING, LAYOUT, LOST, MADE = "sharing", "layout", "nonfinite lost", "nonfinite made"
+_NO_MATTER = (None, "same", "close", "wild")
+
+
+def find_symptom(verdict: str, outputs: Iterable[OutputJson]) -> str | None:
+    """The fingerprint of a bug that its symptom settles; None where the cause has to be found.
+
+    Memory that is shared otherwise, results of other strides, and NaN or infinity lost or made among elements that are
+    right: a place that does so is at fault once, and several changes of a program keep it from doing so.
+    """
+    if verdict == Verdict.ALIASING:
+        return SHARING
+    wrong = [output for output in outputs if output.get("finding") not in _NO_MATTER]
+    findings = {output.get("finding") for output in wrong}
+    if verdict == Verdict.METADATA and findings == {"stride"}:
+        return LAYOUT
+    if verdict != Verdict.NONFINITE or findings != {"nonfinite"} or not all(map(_is_right_elsewhere, wrong)):
+        return None
+    worst = [output.get("at") or {} for output in wrong]
+    for symptom, finite, other in ((LOST, "compiled", "eager"), (MADE, "eager", "compiled")):
+        if all(_is_finite(at.get(finite)) and not _is_finite(at.get(other)) for at in worst):
+            return symptom
+    return None
+
+
+def _is_right_elsewhere(output: OutputJson) -> bool:
+    error, usual = output.get("rms_error_compiled"), (output.get("rms_error_eager"), output.get("noise_floor"))
+    return error is not None and error <= ROUNDING_FACTOR * max(
+        (value for value in usual if value is not None), default=0.0
+    )
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def is_provisional(signature: str) -> bool:

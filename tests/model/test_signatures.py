@@ -7,6 +7,7 @@ from fuzzcompile.model import signatures
 from fuzzcompile.model.signatures import (
     agree,
     drop_fingerprint,
+    find_symptom,
     is_unproved,
     make_program_signature,
     parse_fingerprint,
@@ -121,3 +122,30 @@ def test_a_program_in_place_of_a_cause_is_provisional():
     provisional = signatures.replace_fingerprint(SDPA, f"{signatures.PROGRAM}0123456789ab")
     assert signatures.is_provisional(provisional) and not signatures.is_provisional(PROGRAM)
     assert signatures.agree(provisional, f"{SDPA}:dtype") and not signatures.is_unproved(provisional)
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "outputs", "symptom"),
+    [
+        ("aliasing", [{"finding": "alias"}], "sharing"),
+        ("metadata", [{"finding": "stride"}, {"finding": "wild"}], "layout"),
+        ("metadata", [{"finding": "stride"}, {"finding": "dtype"}], None),
+        ("nonfinite", [{"finding": "nonfinite", "at": {"eager": NAN, "compiled": 1.0}}], "nonfinite lost"),
+        ("nonfinite", [{"finding": "nonfinite", "at": {"eager": None, "compiled": 1.0}}], "nonfinite lost"),
+        ("nonfinite", [{"finding": "nonfinite", "at": {"eager": 1.0, "compiled": NAN}}], "nonfinite made"),
+        ("nonfinite", [{"finding": "nonfinite", "at": {"eager": NAN, "compiled": float("inf")}}], None),
+        ("nonfinite", [{"finding": "nonfinite", "at": {"eager": NAN, "compiled": 1.0}}, {"finding": "far"}], None),
+        (
+            "nonfinite",
+            [{"finding": "nonfinite", "at": {"eager": NAN, "compiled": 1.0}, "rms_error_compiled": 0.5}],
+            None,
+        ),
+        ("miscompile", [{"finding": "far"}], None),
+    ],
+)
+def test_a_symptom_settles_the_bug_where_all_else_is_right(verdict, outputs, symptom):
+    usual = {"rms_error_compiled": 1e-7, "rms_error_eager": 1e-8, "noise_floor": 1e-7}
+    assert find_symptom(verdict, [{**usual, **output} for output in outputs]) == symptom

@@ -151,6 +151,28 @@ def check_dependences(lowered: LoweredGraph, scheduled: Sequence[LoopNode]) -> D
     return "unknown" if unknown else "kept"
 
 
+def reads_what_it_writes(lowered: LoweredGraph, scheduled: Sequence[LoopNode]) -> bool:
+    """Return whether a single loop reads an element of a buffer that it writes in another iteration."""
+    renamed = getattr(lowered.scheduler, "mutation_real_name", {})
+    loops = [loop for node in scheduled if hasattr(node, "get_nodes") for loop in node.get_nodes()]
+    pairs = (
+        (first, second)
+        for loop in loops
+        for (left, first), (right, second) in itertools.product(
+            _list_accesses(loop, "reads", renamed), _list_accesses(loop, "writes", renamed)
+        )
+        if left == right
+    )
+    return any(_is_crossed(first, second) for first, second in pairs)
+
+
+def _list_accesses(loop: LoopNode, kind: str, renamed: Mapping[str, str]) -> list[tuple[str, Any]]:
+    """The accesses of a loop, its ``reads`` or ``writes``, each with the name of the memory that they are to."""
+    found = getattr(getattr(loop, "read_writes", None), kind, ())
+    named = [(str(each.name), each) for each in found if type(each).__name__ in ("MemoryDep", "StarDep")]
+    return [(renamed.get(name, name), each) for name, each in named]
+
+
 def _is_crossed(first: Any, second: Any) -> bool | None:
     try:
         if (first.index, first.var_names, first.size) == (second.index, second.var_names, second.size):
@@ -189,17 +211,14 @@ def _iterate_accesses(
     """
     inside = {id(loop) for node in scheduled for loop in (node.get_nodes() if hasattr(node, "get_nodes") else ())}
 
-    def list_accesses(loop: LoopNode, kind: str) -> list[tuple[str, Any]]:
-        found = getattr(getattr(loop, "read_writes", None), kind, ())
-        named = [(str(each.name), each) for each in found if type(each).__name__ in ("MemoryDep", "StarDep")]
-        return [(renamed.get(name, name), each) for name, each in named]
-
     for nest in getattr(lowered.scheduler, "nodes", ()):
         loops = [loop for loop in nest.get_nodes() if id(loop) in inside]
         fused = type(nest).__name__ == "FusedSchedulerNode"
         for before, after in itertools.combinations(loops, 2) if fused else ():
             for kinds in (("reads", "writes"), ("writes", "reads"), ("writes", "writes")):
-                accesses = map(list_accesses, (before, after), kinds)
+                accesses = (
+                    _list_accesses(loop, kind, renamed) for loop, kind in zip((before, after), kinds, strict=True)
+                )
                 for (left, first), (right, second) in itertools.product(*accesses):
                     if left == right:
                         yield first, second

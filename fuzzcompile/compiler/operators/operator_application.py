@@ -8,7 +8,7 @@ import importlib
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -36,12 +36,16 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True)
 class OperatorOutcome:
-    """Leaves of an operator's result, of its arguments afterwards, which of these share memory; or an error."""
+    """Leaves of an operator's result, of its arguments afterwards, which of these share memory; or an error.
+
+    ``state`` is that of the generator afterwards, for an operator that draws random numbers.
+    """
 
     results: tuple[Any, ...] = ()
     arguments: tuple[Any, ...] = ()
     aliases: frozenset[tuple[int, int]] = frozenset()
     error: Exception | None = None
+    state: torch.Tensor | None = None
 
     @classmethod
     def from_call(cls, call: Callable[[], object], given: object) -> OperatorOutcome:
@@ -141,6 +145,12 @@ def run_operator(
             return function(*args, **named)
 
     return OperatorOutcome.from_call(call, (args, named))
+
+
+def run_drawing(run: Callable[[], OperatorOutcome], draws: bool) -> OperatorOutcome:
+    """The outcome of a run of an operator, with the state that it leaves the generator in, if it draws."""
+    outcome = run()
+    return replace(outcome, state=torch.get_rng_state()) if draws else outcome
 
 
 def find_aliases(results: Sequence[object], arguments: Sequence[object]) -> frozenset[tuple[int, int]]:
@@ -342,17 +352,29 @@ def wrap_dispatch(
 ) -> object:
     """Answer with the metadata of an operator's results as its kernel gives them.
 
-    It is run on zeros of the shapes and strides that the compiler knows; where these are symbolic, or the operator
-    gives a view or takes something else than tensors, the compiler's own answer stands. A kernel that raises whatever
-    the values are raises there too.
+    It is run on zeros of the shapes and strides that the compiler knows. Where these are symbolic, it is run at their
+    hints, and says in which dtype and in which order of dimensions the sizes of the compiler's own answer lie. Where
+    the operator gives a view or takes something else than tensors, the compiler's own answer stands. A kernel that
+    raises whatever the values are raises there too.
     """
     form = find_functional_form(func) if isinstance(func, torch._ops.OpOverload) else None
-    if str(func) in chosen.names or str(form) in chosen.names:
-        args, kwargs = cast("tuple[tuple[object, ...], dict[str, object]]", rest[-2:])
-        answer = _compute_kernel_metadata(mode, func, args, kwargs or {})
-        if answer is not None:
-            return answer
-    return original(mode, func, *rest)
+    if str(func) not in chosen.names and str(form) not in chosen.names:
+        return original(mode, func, *rest)
+    args, kwargs = cast("tuple[tuple[object, ...], dict[str, object]]", rest[-2:])
+    given, symbolic = _run_on_filled(func, args, kwargs or {})
+    if given is None:
+        return original(mode, func, *rest)
+    if not symbolic:
+        convert = mode.fake_tensor_converter.from_real_tensor
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: convert(mode, tensor), given)
+    answer = original(mode, func, *rest)
+    values, spec = pytree.tree_flatten(answer)
+    kernel = pytree.tree_leaves(given)
+    if len(values) != len(kernel):
+        return answer
+    with mode:
+        pairs = zip(values, kernel, strict=True)
+        return pytree.tree_unflatten([_lay_out_alike(said, value) for said, value in pairs], spec)
 
 
 @contextlib.contextmanager
@@ -366,26 +388,35 @@ def forget_metadata() -> Iterator[None]:
         forget()
 
 
-def _compute_kernel_metadata(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
-) -> object | None:
+def _run_on_filled(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[object | None, bool]:
+    """What a kernel gives on zeros in place of fake tensors, None if that cannot be run; whether sizes are symbolic.
+
+    Raises:
+        IntendedError: the kernel raises whatever the values are.
+    """
     if any(returned.alias_info is not None for returned in func._schema.returns):
-        return None
+        return None, False
     no_dispatch = importlib.import_module("torch.utils._mode_utils").no_dispatch
     flat, spec = pytree.tree_flatten((args, kwargs))
     tensors = [value for value in flat if isinstance(value, torch.Tensor)]
     sizes = [size for tensor in tensors for size in (*tensor.size(), *tensor.stride())]
-    if not tensors or any(isinstance(value, torch.SymInt) for value in (*flat, *sizes)):
-        return None
+    symbolic = any(isinstance(value, torch.SymInt) for value in (*flat, *sizes))
+    if not tensors or any(_get_hint(value) is None for value in (*flat, *sizes) if isinstance(value, torch.SymInt)):
+        return None, symbolic
     fake = importlib.import_module(FAKE_TENSOR_MODULE).FakeTensor
 
-    def make_filled(value: FakeTensor, fill: int) -> torch.Tensor:
-        made = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.fake_device)
+    def fill_in(value: object, fill: int) -> object:
+        if not isinstance(value, fake):
+            return _get_hint(value) if isinstance(value, torch.SymInt) else value
+        tensor = cast("FakeTensor", value)
+        size, stride = (list(map(_get_hint, numbers)) for numbers in (tensor.size(), tensor.stride()))
+        made = torch.empty_strided(
+            cast("Any", size), cast("Any", stride), dtype=tensor.dtype, device=tensor.fake_device
+        )
         return made.fill_(fill)
 
     def run(fill: int) -> tuple[object, Exception | None]:
-        filled = [make_filled(value, fill) if isinstance(value, fake) else value for value in flat]
-        args, kwargs = pytree.tree_unflatten(filled, spec)
+        args, kwargs = pytree.tree_unflatten([fill_in(value, fill) for value in flat], spec)
         try:
             return func(*args, **kwargs), None
         except Exception as error:  # of the kernel: it is the answer
@@ -395,9 +426,29 @@ def _compute_kernel_metadata(
         result, error = run(0)
         if error is not None and str(run(1)[1]) == str(error):
             raise IntendedError(error)
-        if error is not None:
-            return None
-    converted: object = pytree.tree_map_only(
-        torch.Tensor, lambda tensor: mode.fake_tensor_converter.from_real_tensor(mode, tensor), result
+    return result, symbolic
+
+
+def _get_hint(size: object) -> int | None:
+    """A size as it was when the program ran; None where nothing is known of it."""
+    return size if isinstance(size, int) else getattr(getattr(size, "node", None), "hint", None)
+
+
+def _lay_out_alike(said: object, kernel: object) -> object:
+    """A fake tensor of the sizes that were ``said``, in the dtype and order of dimensions of the kernel's result."""
+    if not isinstance(said, torch.Tensor) or not isinstance(kernel, torch.Tensor):
+        return said
+    if list(map(_get_hint, said.shape)) != list(kernel.shape) or said.device != kernel.device:
+        return said
+    strides: list[Any] = [1] * said.dim()
+    step: Any = 1
+    for dim in sorted(range(said.dim()), key=lambda dim: (kernel.stride(dim), -dim)):
+        strides[dim] = step
+        step = step * said.shape[dim]
+    made = torch.empty_strided(said.shape, strides, dtype=kernel.dtype, device=said.device)
+    hints = [_get_hint(stride) for size, stride in zip(kernel.shape, made.stride(), strict=True) if size != 1]
+    return (
+        made
+        if hints == [stride for size, stride in zip(kernel.shape, kernel.stride(), strict=True) if size != 1]
+        else said
     )
-    return converted

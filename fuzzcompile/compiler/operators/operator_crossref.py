@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +52,7 @@ from fuzzcompile.compiler.operators.operator_application import (
     Outcomes,
     compare_contiguous,
     replay_random_stream,
+    run_drawing,
     run_fake,
     run_operator,
     use_python_dispatcher,
@@ -216,7 +218,7 @@ class Crossref:
         if decomposed is None and kind in self._faked:
             return
         with replay_random_stream(operator) as draws, use_python_dispatcher(False):
-            kernel, given = run_operator(operator, args, kwargs), (args, dict(kwargs))
+            kernel, given = run_drawing(partial(run_operator, operator, args, kwargs), draws), (args, dict(kwargs))
             asked = Application(operator, "fake", None, place, kernel, OperatorOutcome(), draws, given)
             if decomposed is not None and len(self._inside) < _MAX_DEPTH:
                 self._compare(replace(asked, way="decomposition"), decomposed[1])
@@ -234,7 +236,8 @@ class Crossref:
             # Inside, the mode is on again: a decomposition runs on kernels, and each of its parts is compared.
             watching = self._mode if asked.way == "decomposition" else None
             function = decompose_on_target(function)
-            outcome = run_operator(function, *asked.initial_arguments, dispatcher=True, inside=watching)
+            run = partial(run_operator, function, *asked.initial_arguments, dispatcher=True, inside=watching)
+            outcome = run_drawing(run, asked.draws)
         finally:
             self._inside = around
         if outcome.results != (NotImplemented,):
@@ -247,7 +250,7 @@ class Crossref:
             place = self._find_place(operator)
             with _disable_current_modes(), replay_random_stream(operator) as draws, torch.no_grad():
                 with use_python_dispatcher(False):
-                    own = run_operator(operator, args, kwargs)
+                    own = run_drawing(partial(run_operator, operator, args, kwargs), draws)
                 given = (args, kwargs)
                 self._compare(
                     Application(operator, "dispatcher", None, place, own, OperatorOutcome(), draws, given), kernel

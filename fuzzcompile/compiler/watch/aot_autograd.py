@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointPolicy
 
 from fuzzcompile.compiler.functional_run import leave_transforms
-from fuzzcompile.compiler.graph_replay import GraphReplayer
+from fuzzcompile.compiler.graph_replay import GraphReplayer, list_drawing_calls
 from fuzzcompile.compiler.torch_config import load_config
 from fuzzcompile.compiler.watch.ledger import ChangedTangent, MetadataAnalysis, Snapshot
 from fuzzcompile.compiler.watch.recorder import Recorder
@@ -133,24 +134,56 @@ def describe_partitioner() -> tuple[str, Callable[..., object] | None]:
 
 def make_plain_partitioning() -> Mapping[str, object] | None:
     """Entries of Inductor's config under which everything that backward needs is saved; None if this torch has none."""
-    setting = facts().aot_autograd.partitioner_setting
-    with contextlib.suppress(ImportError, AttributeError):
-        from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
-        default_partition = pkgutil.resolve_name(facts().aot_autograd.plain_partitioner)
-        if not hasattr(load_config("inductor"), setting):
+    def cut(partition: Function, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> object:
+        kwargs.pop("compiler", None)
+        return partition(gm, joint_inputs, **kwargs)
+
+    with contextlib.suppress(ImportError, AttributeError):
+        return _make_partitioning("DefaultPartition", pkgutil.resolve_name(facts().aot_autograd.plain_partitioner), cut)
+    return None
+
+
+def make_partitioning_without_repeated_draws() -> Mapping[str, object] | None:
+    """Entries under which the partitioner in use has no random call in both parts; None if this torch has none.
+
+    What such a call gives is saved for the backward part, and one that stands there all the same, unused, is left out.
+    """
+
+    def cut(partition: Function, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> object:
+        for node in list_drawing_calls(gm.graph):
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        forward, backward = cast("tuple[fx.GraphModule, fx.GraphModule]", partition(gm, joint_inputs, **kwargs))
+        drawn = {node.name for node in list_drawing_calls(forward.graph)}
+        for node in list_drawing_calls(backward.graph):
+            if node.name in drawn and not node.users:
+                backward.graph.erase_node(node)
+        backward.recompile()
+        return forward, backward
+
+    partition = find_partitioner()
+    with contextlib.suppress(ImportError, AttributeError):
+        return _make_partitioning("EachDrawOnce", partition, cut) if partition is not None else None
+    return None
+
+
+def _make_partitioning(name: str, partition: Function, cut: Function) -> Mapping[str, object] | None:
+    """Entries under which ``cut`` splits joint graphs, and is given ``partition`` to do so."""
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+    setting = facts().aot_autograd.partitioner_setting
+    if not hasattr(load_config("inductor"), setting):
+        return None
+
+    class Partition(CustomPartitionerFn):
+        def __call__(
+            self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+        ) -> tuple[fx.GraphModule, fx.GraphModule]:
+            forward, backward = cast("tuple[Any, Any]", cut(partition, gm, joint_inputs, **kwargs))
+            return forward, backward
+
+        def uuid(self) -> None:
             return None
 
-        class DefaultPartition(CustomPartitionerFn):
-            def __call__(
-                self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
-            ) -> tuple[fx.GraphModule, fx.GraphModule]:
-                kwargs.pop("compiler", None)
-                forward, backward = default_partition(gm, joint_inputs, **kwargs)
-                return forward, backward
-
-            def uuid(self) -> None:
-                return None
-
-        return {setting: DefaultPartition()}
-    return None
+    Partition.__name__ = name
+    return {setting: Partition()}

@@ -334,6 +334,7 @@ class Ledger:
     inside: dict[Label, Label] = field(default_factory=dict)  # the user's pass in which a pattern was applied
     unreplayed: list[Label] = field(default_factory=list)  # rules that worked on something else than a graph
     graphs: int = 0  # that dynamo captured, for whatever backend
+    exported: list[fx.Graph] = field(default_factory=list)  # of programs that torch.export captured
     graph_breaks: tuple[str, ...] = ()
     failed_in: Label | None = None
     unseen: UnseenLog = field(default_factory=UnseenLog)

@@ -17,10 +17,16 @@ import torch
 
 from fuzzcompile.diagnosis.probe import SignatureLock, probe_case
 from fuzzcompile.diagnosis.triage_report import TriageReport
-from fuzzcompile.model.contract import CauseJson, ReportJson
+from fuzzcompile.model.contract import CauseJson, OutputJson, ReportJson
 from fuzzcompile.model.culprit_contract import CulpritJson, read_details
 from fuzzcompile.model.errors import describe_error
-from fuzzcompile.model.signatures import drop_fingerprint, has_fingerprints, parse_fingerprint
+from fuzzcompile.model.signatures import (
+    SHARING,
+    drop_fingerprint,
+    find_symptom,
+    has_fingerprints,
+    parse_fingerprint,
+)
 from fuzzcompile.model.stages import DECOMPOSITION, GRAPH_STAGES
 from fuzzcompile.model.thresholds import NEARER_TO_NEIGHBOUR
 from fuzzcompile.model.verdicts import Verdict
@@ -230,7 +236,7 @@ def find_cause(
         return None
     neighbour = verdict.kind == "values" and _matches_neighbour(window, change.program, seen)
     cause: CauseJson = {
-        "fingerprint": _SHARING if verdict is Verdict.ALIASING else change.fingerprint,
+        "fingerprint": find_symptom(verdict, _list_outputs(report)) or change.fingerprint,
         "kind": change.kind,
         "before": change.before,
         "after": change.after,
@@ -266,21 +272,21 @@ def _find_places(culprit: CulpritJson) -> tuple[set[int], int | None, int]:
     return lines, parse_line(where), int(ordinal) if ordinal.isdigit() else 1
 
 
+def _list_outputs(report: ReportJson) -> Sequence[OutputJson]:
+    return (report.get("evidence") or {}).get("outputs") or ()
+
+
 def _find_settling(report: ReportJson, window: Program) -> str | None:
     """The kind of change that says all there is to say: another layout of what is laid out wrongly, or a copy.
 
     Where memory is shared otherwise than in eager mode, that is the cause, whatever avoids it.
     """
-    verdict, outputs = Verdict(report["verdict"]), (report.get("evidence") or {}).get("outputs") or ()
+    verdict = Verdict(report["verdict"])
     if verdict is Verdict.METADATA:
-        wrong = {output.get("finding") for output in outputs} - {None, "same", "close", "wild"}
-        return "layout" if wrong == {"stride"} else None
+        return find_symptom(verdict, _list_outputs(report))
     decomposed = (report.get("culprit") or {}).get("stage") == DECOMPOSITION
     writes = any(statement.writes for statement in window.statements)
-    return _SHARING if verdict is Verdict.ALIASING or (decomposed and writes) else None
-
-
-_SHARING = "sharing"
+    return SHARING if verdict is Verdict.ALIASING or (decomposed and writes) else None
 
 
 def _find_nearest(
@@ -291,14 +297,14 @@ def _find_nearest(
     A known change is taken at once if the culprit still matches, or if it is of the kind that ``settles`` the matter.
     Of two that say as much, the first is kept.
     """
-    changes = generate_changes(window, copies_first=settles == _SHARING)
+    changes = generate_changes(window, copies_first=settles == SHARING)
     offered = sorted(changes, key=lambda change: change.fingerprint not in known)
     best: tuple[Change | None, CulpritActivity] = (None, CulpritActivity.ABSENT)
     least, further = (CulpritActivity.ABSENT, True), 0
     for change, (_, seen) in zip(offered, budget.screen((each.program for each in offered), _NEIGHBOURS), strict=False):
         further += best[0] is not None
         # A copy separates two operators, which may affect a pass by more than the layout.
-        weak = change.hides and change.kind not in ("argument", _SHARING if settles == _SHARING else None)
+        weak = change.hides and change.kind not in ("argument", SHARING if settles == SHARING else None)
         # An operator that is put into the middle of what a pattern matches always hides it; only of a wrong layout is
         # the plain layout the nearest that is right all the same.
         layout = change.kind == "layout" and verdict is Verdict.METADATA
@@ -387,7 +393,8 @@ def add_cause(
         )
     seconds = report.cost.seconds + time.monotonic() - started
     cost = replace(report.cost, seconds=seconds, cause_screens=screener.count)
-    return replace(report, cause=cause, cost=cost, notes=report.notes if cause else (*report.notes, note))
+    settled = cause is not None or report.symptom is not None
+    return replace(report, cause=cause, cost=cost, notes=report.notes if settled else (*report.notes, note))
 
 
 def known_causes(report: TriageReport, known: Collection[tuple[str, str]]) -> frozenset[str]:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fuzzcompile.compiler.compile_changes import InductorSettings, Lowered
-from fuzzcompile.compiler.kernels.kernel_loops import check_dependences, find_definition
+from fuzzcompile.compiler.kernels.kernel_loops import check_dependences, find_definition, reads_what_it_writes
 from fuzzcompile.compiler.kernels.lowering_control import (
     EVERYTHING,
     UNCHANGED,
     Control,
     find_lowering_source,
     get_operator_name,
+    parse_operator,
 )
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.compiler.watch.ledger import LoweringFailure
@@ -88,6 +89,31 @@ def without_fusion(labels: tuple[str, ...]) -> Lowered:
 def with_isolated_kernels(labels: tuple[str, ...]) -> Lowered:
     """Each operator has a kernel of its own."""
     return Lowered(Control(realised=labels, apart=(EVERYTHING,), separate=True), "nothing fused")
+
+
+def prove_inlining(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
+    """The value without whose memory one loop is wrong; None if the loop is wrong though every value is stored.
+
+    A lowering is at fault that writes in place to memory from which the loop still reads, to compute that value; else
+    the code, in which the value is not what it is once it was stored, rounded to its dtype.
+    """
+    kernel, stored = wrong.kernel, Lowered(Control(realised=wrong.labels), "every value stored")
+    if kernel is None or not ablator.attempt_under(stored)[1]:
+        return None
+    names, labels = wrong.list_operator_names(kernel.nodes), wrong.lowered.labels
+    name, _ = bisect_candidates(ablator, names, lambda half: Control(realised=half), "{} stored")
+    nodes = tuple(node for node in kernel.nodes if parse_operator(labels.get(node, "")) == name) or kernel.nodes
+    details: DetailsJson = {"operators": wrong.list_code_operators(), "stored": name}
+    if reads_what_it_writes(wrong.lowered, kernel.scheduled):
+        code, stage, family = (
+            CodeSource("in-place write", *find_definition(facts().places.write_in_place)),
+            LOWERING,
+            "",
+        )
+    else:
+        code, stage, family = wrong.generator.find_fusion_code("inlining"), CODEGEN, wrong.find_family(nodes[-1])
+    culprit = wrong.make_culprit(stage, code, family or code.name, nodes=nodes, necessary=True, details=details)
+    return Attribution(replace(culprit, confidence="low" if name is None else "high"))
 
 
 def is_right_without_vectors(ablator: Ablator, generator: CodeGenerator) -> bool:

@@ -168,10 +168,18 @@ def _measure_results(pair: Pair[Application]) -> OperatorStep | None:
     if application.draws:
         # Other random numbers from the same state are a fault only where eager's own are promised.
         step = rounding.largest_change(kernel.results, other.results)
-        return PartedStep(pair, "numbers", step, *find_worst_element(kernel, other)) if step > OTHER_NUMBERS else None
+        if step > OTHER_NUMBERS:
+            return PartedStep(pair, "numbers", step, *find_worst_element(kernel, other))
+        if kernel.state is None or other.state is None or torch.equal(kernel.state, other.state):
+            return None
+        return PartedStep(pair, "numbers", None, *ANOTHER_STATE)
     if application.operator._schema.name.rpartition("::")[2] in facts().operators.uninitialised:
         return None  # what was not written is anything
     return measure_outcomes(pair, kernel, other, application.compute_in_float64(), partial(_measure_noise, application))
+
+
+# Of two ways that draw the same numbers from one state: the next operator that draws gets others.
+ANOTHER_STATE = "the state of the generator after it", "another state"
 
 
 def measure_outcomes(

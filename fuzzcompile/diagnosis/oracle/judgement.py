@@ -9,6 +9,7 @@ import torch
 
 from fuzzcompile.diagnosis.oracle.rounding import compare_floats, compare_integers
 from fuzzcompile.model.evidence import ONLY_EAGER, AliasDifference, EagerRefusal, ValuePair
+from fuzzcompile.model.signatures import normalise_message
 from fuzzcompile.model.stages import DECOMPOSITION, DYNAMO, FAKE_TENSOR, find_file_stage
 from fuzzcompile.model.thresholds import ROUNDING_FACTOR, VANISHING
 from fuzzcompile.model.verdicts import Comparison, Finding, Verdict
@@ -281,10 +282,22 @@ def _is_internal(compiled: Failure, eager: Failure) -> bool:
         return False
     if compiled.type_name == "InternalTorchDynamoError":  # dynamo's own word for it
         return True
+    if _says_the_same(compiled, eager):
+        return False  # an operator refused its arguments wherever the compiler called it
     stage = find_file_stage(compiled.raised[0][0]) if compiled.raised else None
     if stage in (None, DYNAMO, *_REFUSING):
         return compiled.origin != eager.type_name and compiled.origin in _SLIPS
     return True
+
+
+def _says_the_same(compiled: Failure, eager: Failure) -> bool:
+    """Return whether two errors are of one type and have one message, up to numbers and names."""
+    said = normalise_message(eager.message)
+    return (
+        bool(said)
+        and (compiled.origin or compiled.type_name) == eager.type_name
+        and said in normalise_message(compiled.message)
+    )
 
 
 def _judge_failures(eager: Observation, compiled: Observation) -> Judgement:

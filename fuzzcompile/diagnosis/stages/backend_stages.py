@@ -303,8 +303,9 @@ def _make_code_culprit(
 
 
 def _prove_fusion(ablator: Ablator, wrong: LoweredStep, *, vectorised: bool) -> Attribution:
-    """Right without fusion: it should be enough to leave the operators of this kernel unfused.
+    """Right with a kernel for each operator: it should be enough to leave this one's unfused, or to store one of them.
 
+    That they are computed together is proved to be needed; how it goes wrong is narrowed down as far as compiles tell.
     The scheduler is at fault if it broke a dependence. Otherwise the code generator may have written wrong code for
     loops that may be computed together (a common subexpression that is none), and which step did so is not proved.
     ``vectorised`` says whether the kernel is right without vectors too.
@@ -312,6 +313,9 @@ def _prove_fusion(ablator: Ablator, wrong: LoweredStep, *, vectorised: bool) -> 
     kernel = wrong.kernel
     assert kernel is not None, "it is a kernel that is wrong"
     repaired = ablator.attempt_under(proofs.without_fusion(wrong.labels))[1]
+    inlined = None if repaired else proofs.prove_inlining(ablator, wrong)
+    if inlined is not None:
+        return inlined
     memory = check_dependences(wrong.lowered, kernel.scheduled)
     shown = wrong.scheduled or memory == "broken"
     operators = wrong.list_code_operators() or wrong.list_code_operators(*kernel.writes)
@@ -328,7 +332,7 @@ def _prove_fusion(ablator: Ablator, wrong: LoweredStep, *, vectorised: bool) -> 
     fused = proofs.find_fusion_source(stage, wrong.generator, "loop order" if wrong.scheduled else "fusion")
     family = named or "+".join(sorted(operators)) or "fusion"
     culprit = wrong.make_culprit(stage, fused, family, nodes=kernel.nodes, details=details)
-    return proofs.attribute(culprit, repaired, sure=repaired and shown)
+    return proofs.attribute(culprit, True, sure=repaired and shown)
 
 
 _WRAPPER = "wrapper"

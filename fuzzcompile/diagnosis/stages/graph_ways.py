@@ -28,15 +28,21 @@ from fuzzcompile.compiler.graph_replay import (
     replay_graph,
 )
 from fuzzcompile.compiler.operators.operator_application import find_fake_function
-from fuzzcompile.compiler.watch.aot_autograd import describe_partitioner, make_plain_partitioning
-from fuzzcompile.compiler.watch.ledger import (
-    Frame,
-    GraphRecord,
-    Ledger,
-    Snapshot,
+from fuzzcompile.compiler.watch.aot_autograd import (
+    describe_partitioner,
+    make_partitioning_without_repeated_draws,
+    make_plain_partitioning,
 )
+from fuzzcompile.compiler.watch.ledger import Frame, GraphRecord, Ledger, Snapshot
 from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
-from fuzzcompile.diagnosis.attribution.culprit import UNKNOWN, Culprit, Divergence, Evidence
+from fuzzcompile.diagnosis.attribution.culprit import (
+    UNKNOWN,
+    Ablator,
+    Attribution,
+    Culprit,
+    Divergence,
+    Evidence,
+)
 from fuzzcompile.diagnosis.attribution.steps import coarsest_epsilon, find_inputs, list_placeholders
 from fuzzcompile.diagnosis.operators.operator_ways import OPERATORS, check_operators
 from fuzzcompile.diagnosis.oracle import rounding
@@ -321,8 +327,16 @@ def _find_draws(divergence: Divergence) -> Iterator[Found]:
                 yield _word({"kind": "numbers", "joint graph draws": dict(wanted), "its parts draw": dict(drawn)})
 
 
+def _prove_draws(ablator: Ablator, found: Found) -> Attribution | None:
+    """The partitioner, proved by a compile in which it repeats no draw, else by one with another in its place."""
+    entries = make_partitioning_without_repeated_draws()
+    if entries is not None and ablator.attempt_under(InductorSettings(entries, "no random call in both parts"))[1]:
+        return Attribution(replace(found.culprit, necessary=True, confidence="high"))
+    return ways.prove_without(ablator, found)
+
+
 _OF_VALUES = attrgetter("is_of_values")
-DRAWS = ways.Way("the random numbers of the joint graph, and of its parts", _find_draws, ways.prove_without, _OF_VALUES)
+DRAWS = ways.Way("the random numbers of the joint graph, and of its parts", _find_draws, _prove_draws, _OF_VALUES)
 PARTS = ways.Way("the joint graph, and its parts", _compare_parts, ways.prove_without, _OF_VALUES)
 
 

@@ -35,6 +35,7 @@ from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Divergence
 from fuzzcompile.diagnosis.attribution.steps import find_shared_memory
 from fuzzcompile.diagnosis.operators.operator_ways import (
+    ANOTHER_STATE,
     Kind,
     find_difference,
     find_worst_element,
@@ -308,8 +309,7 @@ def _measure_paths(verdict: Verdict, pair: ways.Pair[ComparedCall]) -> ways.Part
         if step > OTHER_NUMBERS:
             return ways.PartedStep(pair, "numbers", step, *find_worst_element(eager, traced))
         same = torch.equal(eager.results[-1], traced.results[-1])
-        said = "the state of the generator after it", "another state"
-        return None if same else ways.PartedStep(pair, "numbers", None, *said)
+        return None if same else ways.PartedStep(pair, "numbers", None, *ANOTHER_STATE)
     exact = call.run_in_float64()
     return measure_outcomes(pair, eager, traced, exact if all(run.error is None for run in exact) else None)
 

@@ -324,6 +324,8 @@ def _triage_with_cause(
     known = known_causes(report, task.known)
     if report.attribution.known and not known:
         return report  # of the known bug, no cause is known either
+    if report.attribution.known and report.symptom in known:
+        return report
     report = add_cause(report, case, device, vetoes=task.vetoes, known=known, deadline=deadline)
     cause = report.cause
     if not report.attribution.known or cause is None or cause["fingerprint"] in known:

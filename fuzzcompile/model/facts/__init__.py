@@ -187,6 +187,7 @@ class CodePlaces(FactTable, frozen=True):
     """Functions that a culprit without a rule is said to be, as ``module:function``."""
 
     fusion_decision: str
+    write_in_place: str
     program_results: str
     graph_recording: str
 

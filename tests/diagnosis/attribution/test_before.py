@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch._decomp.decompositions import embedding_dense_backward
 from torch._dynamo.variables.tensor import TensorVariable
+from torch._functorch import partitioners
 from torch._inductor import compile_fx, decomposition, lowering
 from torch._subclasses import fake_impls
 
@@ -89,6 +90,10 @@ def through(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], A
     return lambda function: lambda *args, **kwargs: change(function(*args, **kwargs))
 
 
+def in_channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last)
+
+
 def raising(function: Any) -> Any:
     def wrong(*args: Any) -> Any:
         raise ValueError("planted")
@@ -156,9 +161,37 @@ def swaps_saved() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def dispatched(operator: Any, make: Callable[[Any], Any]) -> Iterator[None]:
-    """A decomposition of the Python dispatcher is another function."""
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
+def draws_again() -> Iterator[None]:
+    """Whatever partitioner cuts the graph, its backward part draws once more what the forward part drew."""
+
+    def drawing(partition: Any) -> Any:
+        def cut(*args: Any, **kwargs: Any) -> Any:
+            forward, backward = partition(*args, **kwargs)
+            (drawn,) = (node for node in forward.graph.nodes if str(node.target).startswith("aten.rand"))
+            with backward.graph.inserting_before(next(n for n in backward.graph.nodes if n.op == "call_function")):
+                again = backward.graph.call_function(aten.rand.default, ([4, 16],))
+            again.name, again.meta = drawn.name, {**drawn.meta}
+            backward.recompile()
+            return forward, backward
+
+        return cut
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in ((compile_fx, "min_cut_rematerialization_partition"), (partitioners, "default_partition")):
+            patch.setattr(module, name, drawing(getattr(module, name)))
+        yield
+
+
+def draws_more(function: Any) -> Any:
+    """The numbers are right, and the generator has moved on further than the kernel's."""
+    return lambda x, **kwargs: function(x, **kwargs) + 0 * torch.rand(3).sum()
+
+
+@contextlib.contextmanager
+def dispatched(
+    operator: Any, make: Callable[[Any], Any], key: Any = torch._C.DispatchKey.CompositeImplicitAutograd
+) -> Iterator[None]:
+    """A decomposition of the Python dispatcher is another function, or what stands there under another key."""
     kept = operator.py_kernels[key]
     operator.py_kernels[key] = make(kept)
     operator._dispatch_cache.clear()
@@ -187,6 +220,7 @@ def make():
 X = "torch.randn(4, 16)"
 TRAINED = "torch.randn(4, 16, requires_grad=True)"
 BACKWARD = "BACKWARD = True"
+EAGER_NUMBERS = 'OPTIONS = {"fallback_random": True}'
 NORM = """
 import torch
 from torch import nn
@@ -349,6 +383,13 @@ PLANTED = [
         verdict=Verdict.COMPILE_ERROR,
     ),
     Planted(
+        "another state of the generator",
+        decomposed(aten.bernoulli.default, draws_more),
+        case("return torch.bernoulli(x.sigmoid())", X, EAGER_NUMBERS),
+        "aten.bernoulli.default",
+        kind="numbers",
+    ),
+    Planted(
         "lost check",
         contextlib.nullcontext,
         case("return torch.index_select(x, 0, torch.tensor([0, -1]))", X),
@@ -387,6 +428,15 @@ PLANTED = [
         verdict=Verdict.COMPILE_ERROR,
     ),
     Planted(
+        "fake result of another layout and of sizes that are symbols",
+        lambda: dispatched(aten.avg_pool2d.default, through(in_channels_last), torch._C.DispatchKey.Meta),
+        case("return F.avg_pool2d(x, 2)", "torch.randn(2, 3, 8, 6)", "DYNAMIC = True"),
+        "aten.avg_pool2d.default",
+        stage="fake_tensor",
+        kind="stride",
+        verdict=Verdict.METADATA,
+    ),
+    Planted(
         "capture",
         forgets_alpha,
         case("z = torch.sin(x); z.add_(x, alpha=more[0]); return z * 2", X + ", torch.tensor(0.5)"),
@@ -407,6 +457,15 @@ PLANTED = [
         "min_cut_rematerialization_partition",
         stage="partition",
         verdict=Verdict.WRONG_GRADIENT,
+        line=None,
+    ),
+    Planted(
+        "draw in both parts",
+        draws_again,
+        case("return x.sin() * torch.rand_like(x)", TRAINED, f"{BACKWARD}\n{EAGER_NUMBERS}"),
+        "min_cut_rematerialization_partition",
+        stage="partition",
+        kind="numbers",
         line=None,
     ),
 ]

@@ -66,6 +66,29 @@ FAULTS = [
     Fault("C++ that does not compile", PRODUCT, plants.no_such_vector, "codegen", "CppVecOverrides.sin"),
     Fault("wrapper", "(x.exp() * y, x.sin() + y)", plants.first_output_twice, "runtime", "wrapper", proved=False),
 ]  # fmt: skip
+INLINED = Fault(
+    "common subexpression of one loop",
+    "torch.sin(x - y) + torch.cos(y - x) * (y - x)",
+    plants.differences_confused,
+    "codegen",
+    "fusion",
+)
+READ_LATE = Fault(
+    "memory read by the loop that writes it",
+    "x.copy_(x.flip(0) * 2)",
+    plants.readers_forgotten,
+    "lowering",
+    "in-place write",
+    shapes="(64,), (64,)",
+    details={"stored": "prims.rev.default"},
+)
+TINY_DIVISOR = Fault(
+    "divisor that float32 rounds",
+    "x % 1e-30",
+    plants.no_remainder,
+    "codegen",
+    "CppVecOverrides.remainder",
+)
 CONFUSED = Fault(
     "common subexpression",
     "(torch.sin(x - y), torch.cos(y - x) * (y - x))",
@@ -214,6 +237,21 @@ def test_code_that_is_wrong_only_beside_other_code_is_no_operators_fault(attribu
     assert (culprit.necessary, culprit.confidence) == (True, "low")
     assert {"sub", "cos"} <= set(culprit.details["operators"])
     assert compiles <= MOST_COMPILES
+
+
+@pytest.mark.parametrize("fault", [INLINED, READ_LATE], ids=str)
+def test_one_loop_that_is_right_where_its_operators_stand_alone_is_proved_by_that(attribution_of, fault):
+    attribution, compiles = attribution_of(fault)
+    culprit = attribution.culprit
+    assert (culprit.stage, culprit.rewrite) == (fault.stage, fault.rewrite)
+    assert {key: culprit.details[key] for key in fault.details} == fault.details
+    assert culprit.necessary is True
+    assert compiles <= MOST_COMPILES
+
+
+def test_the_rounding_of_a_constant_in_the_ir_makes_no_lowering_wrong(attribution_of):
+    culprit = attribution_of(TINY_DIVISOR)[0].culprit
+    assert (culprit.stage, culprit.rewrite, culprit.necessary) == ("codegen", "CppVecOverrides.remainder", True)
 
 
 def test_independent_causes_are_contributors_and_no_one_alone_is_necessary(attribution_of):

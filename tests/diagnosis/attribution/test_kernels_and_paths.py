@@ -236,3 +236,33 @@ def test_what_gives_its_argument_back_has_made_no_output(write_case: WriteCase):
     passing = find_identity_nodes(snapshot, inputs)
     assert len(passing) == 2
     assert find_producer(snapshot.graph, "out0", passing) == "sin"
+
+
+EXPORTED = """
+import torch
+
+PATH = "export"
+
+def make():
+    torch.manual_seed(0)
+    return torch.sin, (torch.randn(4, 3),)
+"""
+
+
+def test_a_capture_by_export_that_dynamo_makes_rightly_is_named_and_proved(
+    write_case: WriteCase, monkeypatch: pytest.MonkeyPatch
+):
+    right = torch.export.export
+
+    def export(*args: Any, **kwargs: Any) -> Any:
+        program = right(*args, **kwargs)
+        for node in program.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default):
+            node.target = torch.ops.aten.cos.default
+        program.graph_module.recompile()
+        return program
+
+    monkeypatch.setattr(torch.export, "export", export)
+    report = report_on(write_case(EXPORTED))
+    culprit = report["culprit"]
+    assert (report["verdict"], culprit["stage"], culprit["rewrite"]) == ("miscompile", "dynamo", "torch.export")
+    assert (culprit["necessary"], report["signature"]) == (True, "dynamo:-:cos")

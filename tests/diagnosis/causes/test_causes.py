@@ -12,6 +12,7 @@ import pytest
 import torch
 from calling import KNOWN as KNOWN_ISSUES
 from pattern_tables import restored
+from torch._inductor import decomposition
 from torch._inductor.fx_passes import joint_graph
 from torch._inductor.pattern_matcher import CallFunction, KeywordArg, register_graph_pattern
 
@@ -22,7 +23,7 @@ from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.diagnosis.worker.judge import judge_file
 from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.model.signatures import make_program_signature
-from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.model.verdicts import Comparison, Verdict
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.programs.ir.case_text import program_key
 from fuzzcompile.programs.shrink.search import capture_graph_programs
@@ -218,3 +219,27 @@ def test_a_place_that_heeds_no_memory_is_one_bug_whatever_avoids_it(write_case):
         "decomposition:torch/_decomp/decompositions.py:dropout:sharing"
     }
     assert {report["cause"]["after"].rpartition(".")[2] for report in reports} == {"clone()"}
+
+
+# -- other strides, and NaN that gets lost ------------------------------------------------------------
+
+
+def test_a_place_that_loses_nan_is_one_bug_whatever_avoids_it(write_case, monkeypatch: pytest.MonkeyPatch):
+    right = decomposition.decompositions[aten.hardswish.default]
+    monkeypatch.setitem(decomposition.decompositions, aten.hardswish.default, lambda x: torch.nan_to_num(right(x)))
+    bodies = ("return F.hardswish(torch.where(x > 0, x, torch.nan))", "return F.hardswish(h.relu() / h.relu()) * 3")
+    reports = [judge_file(JudgeTask(path=str(write_case(SHARED.format(statements=body))))).report for body in bodies]
+    assert [report["culprit"]["rewrite"] for report in reports] == ["aten.hardswish.default"] * 2
+    (signature,) = {report["signature"] for report in reports}
+    assert signature.endswith(":hardswish:nonfinite lost")
+
+
+def test_what_settles_the_bug_needs_no_search():
+    culprit = Culprit("joint_graph", "pass_pattern_0", "rule", "rule", source="mine.py")
+    strided = (Comparison("out0", "output", "same"), Comparison("out1", "output", "stride"))
+    screened = TriageReport(
+        "case", "2.13.0", "cpu", Verdict.METADATA, "low", comparisons=strided, attribution=Attribution(culprit)
+    )
+    assert screened.signature == "joint_graph:mine.py:rule:layout"
+    dtype = replace(screened, comparisons=(*strided, Comparison("out2", "output", "dtype")))
+    assert dtype.signature == "joint_graph:mine.py:rule"

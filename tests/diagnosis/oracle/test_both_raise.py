@@ -42,6 +42,15 @@ def test_a_program_that_both_refuse_is_invalid(judged, body):
     assert "eager raises" in report["detail"]
 
 
+@pytest.mark.parametrize("path", ["export", "aoti"])
+def test_a_refusal_that_the_compiler_hands_on_from_a_module_of_its_own_is_none_of_its_errors(write_case, path):
+    """The operator refuses its arguments in eager mode, and while AOTAutograd traces what calls it."""
+    body = "torch.nn.functional.adaptive_avg_pool3d(x.new_ones(1, 2, 3, 4), output_size=())"
+    source = f"PATH = {path!r}\n" + SOURCE.format(body=body, index=0)
+    report = triage(load_case(write_case(source)), torch.device("cpu")).to_json()
+    assert (report["verdict"], report["is_bug"]) == ("invalid", False)
+
+
 def test_a_lowering_that_fails_by_itself_is_a_bug_whatever_eager_raises(judged):
     with mock.patch.dict(lowering.lowerings, {torch.ops.aten.sinh.default: slip}):
         report = judged("torch.sinh(x)[i]")
