@@ -196,9 +196,13 @@ def _list_wanted(name: str, before: CallState, after: CallState) -> tuple[str, .
         now = after.facts[name].value
         if isinstance(now, tuple) and fact.value[0] != now[0]:
             return (*_NOTICE["tensor"], "SHAPE_ENV")
-    if fact.kind == "keys" and after.facts[name].plain == fact.plain:
+    if fact.kind == "keys" and _is_reordered(fact.value, after.facts[name].value):
         return _OF_ORDER
     return _NOTICE[fact.kind]
+
+
+def _is_reordered(before: object, after: object) -> bool:
+    return isinstance(before, tuple) and isinstance(after, tuple) and set(before) == set(after)
 
 
 def _name_check(fact: StateFact) -> str:

@@ -183,7 +183,8 @@ class CallState:
                 self._note("item", f"{path}[{number}]", held)
         elif isinstance(value, set | frozenset):
             members = frozenset(repr(member) for member in value if isinstance(member, _PLAIN))
-            self._add(path, StateFact("item", "keys", frozenset(map(_key, value)), _shorten(value), members))
+            held = StateFact("item", "keys", frozenset(map(_key, value)), _shorten(value), members)
+            self._add(f"set({path})", held)
         elif holds_state(value) and not self._attributes:
             for name, held in iterate_attributes(value):
                 if isinstance(held, float):
