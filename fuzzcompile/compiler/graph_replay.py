@@ -77,13 +77,21 @@ class ReplayResult:
 
 
 def replay_graph(
-    snapshot: Snapshot, inputs: Sequence[object], *, double: bool, noise_seed: int | None = None
+    snapshot: Snapshot,
+    inputs: Sequence[object],
+    *,
+    double: bool,
+    noise_seed: int | None = None,
+    on_node: OnNode | None = None,
 ) -> ReplayResult:
-    """Run ``snapshot`` on copies of ``inputs``, natively or in float64 (``double``); a seed adds noise of one ulp."""
+    """Run ``snapshot`` on copies of ``inputs``, natively or in float64 (``double``); a seed adds noise of one ulp.
+
+    ``on_node`` runs a node in its own way.
+    """
     arguments = _copy_arguments(snapshot, inputs, double=double)
     versions = [_get_version(argument) for argument in arguments]
     seed_everything(_REPLAY_SEED)
-    interpreter = GraphReplayer(snapshot)
+    interpreter = GraphReplayer(snapshot, on_node=on_node)
     try:
         with torch.no_grad(), _enter_modes(double, noise_seed):
             result = interpreter.run(*arguments)
@@ -102,6 +110,36 @@ def replay_graph(
         if left is captured and _is_strided_tensor(copied) and _is_strided_tensor(captured)
     }
     return ReplayResult([_restore_view(output, given) for output in pytree.tree_leaves(result)], after)
+
+
+def draw_alike(before: Snapshot, after: Snapshot, inputs: Sequence[object]) -> bool:
+    """Return whether two graphs with the same random calls draw the same numbers in a float64 replay.
+
+    The same calls draw others in another order, or into memory that is laid out in another way. Of a call that computes
+    with what it draws (dropout), the mask is compared.
+    """
+    left, right = (_list_drawn(snapshot, inputs) for snapshot in (before, after))
+    return len(left) == len(right) and all(map(torch.equal, left, right))
+
+
+def _list_drawn(snapshot: Snapshot, inputs: Sequence[object]) -> list[torch.Tensor]:
+    drawing, drawn = {node.name for node in list_drawing_nodes(snapshot)}, list[torch.Tensor]()
+
+    def keep(node: fx.Node, run: Callable[[], object]) -> object:
+        result = run()
+        if node.name in drawing:
+            tensors = [leaf.detach().clone() for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            masks = [tensor for tensor in tensors if tensor.dtype is torch.bool]
+            drawn.extend(masks or [tensor != 0 if _reads_floats(node) else tensor for tensor in tensors])
+        return result
+
+    replay_graph(snapshot, inputs, double=True, on_node=keep)
+    return drawn
+
+
+def _reads_floats(node: fx.Node) -> bool:
+    values = (each.meta.get("val", each.meta.get("example_value")) for each in node.all_input_nodes)
+    return any(isinstance(value, torch.Tensor) and value.is_floating_point() for value in values)
 
 
 def _copy_arguments(snapshot: Snapshot, inputs: Sequence[object], *, double: bool) -> list[object]:

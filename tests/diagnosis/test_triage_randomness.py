@@ -319,3 +319,27 @@ def test_a_check_that_only_eagers_numbers_bring_is_missing_for_users(judged):
         "def program(x):\n    return torch.multinomial(x - 10, 2)\n" + FORWARD.replace("(2, 8, 32)", "(2, 8)")
     )
     assert refused.verdict == "invalid"
+
+
+def test_another_mask_of_the_same_call_is_no_change_of_meaning(judged):
+    """Fused attention makes its dropout anew, on scores that lie otherwise in memory, and so draws another mask."""
+    source = (
+        'OPTIONS = {"fallback_random": False}\nBACKWARD = True\n\ndef program(q, k, v):\n'
+        "    weights = (q @ k.transpose(-2, -1) * 0.5).softmax(-1)\n    return F.dropout(weights, 0.1) @ v\n\n"
+        "def make():\n    torch.manual_seed(0)\n    return program, tuple(\n"
+        "        torch.randn(3, 6, 15, 2, dtype=torch.float16, requires_grad=True) for _ in range(3)\n    )\n"
+    )
+    report = judged(source)
+    assert not report.is_bug
+
+
+def test_another_mask_of_the_same_call_is_no_change_of_meaning(judged):
+    """Fused attention makes its dropout anew, on scores that lie otherwise in memory, and so draws another mask."""
+    source = (
+        'OPTIONS = {"fallback_random": False}\nBACKWARD = True\n\ndef program(q, k, v):\n'
+        "    weights = (q @ k.transpose(-2, -1) * 0.5).softmax(-1)\n    return F.dropout(weights, 0.1) @ v\n\n"
+        "def make():\n    torch.manual_seed(0)\n    return program, tuple(\n"
+        "        torch.randn(3, 6, 15, 2, dtype=torch.float16, requires_grad=True) for _ in range(3)\n    )\n"
+    )
+    report = judged(source)
+    assert not report.is_bug

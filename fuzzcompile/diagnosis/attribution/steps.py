@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from fuzzcompile.compiler.functional_run import NodeRun
-from fuzzcompile.compiler.graph_replay import NotReplayable, ReplayResult, list_random_calls, replay_graph
+from fuzzcompile.compiler.graph_replay import NotReplayable, ReplayResult, draw_alike, list_random_calls, replay_graph
 from fuzzcompile.compiler.target.target_process import find_value_device
 from fuzzcompile.compiler.watch.ledger import (
     CallInputs,
@@ -418,6 +418,8 @@ def _measure_step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: Snaps
     step = measure_change(exact_before, exact_after, units)
     amplified = 0.0
     if step is not None and step > SEMANTIC_STEP:
+        calls = list_random_calls(runs.snapshots[before])
+        random = random or (bool(calls) and not draw_alike(runs.snapshots[before], runs.snapshots[after], runs.inputs))
         # One ulp of noise per operator.
         perturbed = replay_graph(runs.snapshots[before], runs.inputs, double=True, noise_seed=1)
         amplified = measure_change(exact_before, perturbed, units) or 0.0

@@ -247,5 +247,5 @@ def test_a_traced_call_that_draws_one_number_more_is_found_by_the_state_that_it_
     culprit = report["culprit"]
     assert report["verdict"] == "miscompile"
     assert report["evidence"]["outputs"][-1]["name"] == "random state after the call"
-    assert (culprit["stage"], culprit["family"], culprit["necessary"]) == ("functionalization", "feature_dropout", True)
+    assert (culprit["stage"], culprit["family"], culprit["necessary"]) == ("decomposition", "feature_dropout", True)
     assert culprit["details"]["kind"] == "numbers"
