@@ -20,7 +20,7 @@ from fuzzcompile.model.errors import CaseError
 from fuzzcompile.run.arithmetic_modes import Float64Mode, UlpNoise
 from fuzzcompile.run.attention_backends import interpret_flex_attention
 from fuzzcompile.run.case import Arguments, Case
-from fuzzcompile.run.case_program import RUN_SEED, CaseProgram, build
+from fuzzcompile.run.case_program import RUN_SEED, CaseProgram, build, name_roots
 from fuzzcompile.run.device import (
     convert_memory_errors,
     is_exhausted_memory,
@@ -29,6 +29,7 @@ from fuzzcompile.run.device import (
     trim_memory,
     wait_for_kernels,
 )
+from fuzzcompile.run.held_state import list_undos
 from fuzzcompile.run.observation import (
     Failure,
     Observation,
@@ -42,6 +43,7 @@ from fuzzcompile.run.observation import (
     weigh_outputs,
 )
 from fuzzcompile.run.pool.worker import say
+from fuzzcompile.run.reachable_state import ReachedObjects
 from fuzzcompile.run.tensors import describe_structure, list_tensors
 
 # Folders of the compiler, whose warnings about itself are left out.
@@ -279,12 +281,15 @@ def fingerprint_streams() -> dict[str, str]:
 class SavedTensors:
     """A copy of a program's tensors, which restores the program between runs of one (compiled) callable.
 
-    Whole storages are copied, since inputs may overlap. Python objects that a module keeps are not restored.
+    Whole storages are copied, since inputs may overlap. What Python objects hold is restored for a case that drives its
+    program itself: what that changes outside of them, ``make()`` sets back.
     """
 
     def __init__(self, case: Case, program: CaseProgram, device: torch.device) -> None:
         self._case, self._program, self._device = case, program, device
         self._tensors = [*program.collect_tensors().values(), *list_tensors(program.calls)]
+        changes = case.run is not None and case.state is None
+        self._undos = list_undos(ReachedObjects(name_roots(program.model, program.calls)).objects) if changes else []
         self._storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         for tensor in self._tensors:
             if tensor.layout == torch.strided and not tensor.is_nested:
@@ -297,6 +302,10 @@ class SavedTensors:
         """Restore the values, and drop the gradients."""
         if self._case.state is not None:
             self._case.state.restore(self._device, double=False)
+        if self._undos:
+            self._case.make()
+        for undo in self._undos:
+            undo()
         for storage, saved in self._storages.values():
             if storage.nbytes() != saved.nbytes():
                 storage.resize_(saved.nbytes())
