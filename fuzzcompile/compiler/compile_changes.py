@@ -127,6 +127,9 @@ class BypassedNodes(_ListChange):
     form = "without {}"
 
 
+_SHOWN_FACTS = 3
+
+
 @dataclass(frozen=True)
 class CompiledAnew(CompileChange):
     """Every call but the first compiles anew, or those before which one of some facts has changed.
@@ -141,7 +144,9 @@ class CompiledAnew(CompileChange):
     @property
     def text(self) -> str:  # type: ignore[override]
         """What has a call compile anew."""
-        when = "each call" if self.facts is None else f"where {', '.join(self.facts)} changed"
+        shown = ", ".join((self.facts or ())[:_SHOWN_FACTS])
+        rest = f" and {len(self.facts) - _SHOWN_FACTS} more" if self.facts and len(self.facts) > _SHOWN_FACTS else ""
+        when = "each call" if self.facts is None else f"where {shown}{rest} changed"
         return f"compiled anew {when}{', with sizes left open' if self.dynamic else ''}"
 
     def apply(self, recorder: Recorder) -> AbstractContextManager[object]:

@@ -26,7 +26,7 @@ from fuzzcompile.model.stages import DYNAMO
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run.call_state import CallState, FactKind, StateFact
 
-# Changed facts of which each is tried alone.
+# Changed facts that a report lists.
 _MOST = 8
 # Guards on what changed that a report lists.
 _MOST_GUARDS = 6
@@ -106,19 +106,38 @@ def explain_stale_call(attempt: Compile, decision: Decision) -> StaleCall | None
         if not attempt([sizes]).right:
             return None  # the graph that dynamo makes once a size has changed is wrong by itself
         ablations.append(Ablation(sizes.text, True, None))
-    said = {name: calls[number].describe_change(name, calls[0]) for name, number in changes.items()}
-    culprit = Culprit(DYNAMO, None, None, "no guard", confidence="low", details=_tell(list(said.values())[:_MOST]))
-    for name, number in list(changes.items())[:_MOST]:
-        alone = CompiledAnew((name,))
-        ablations.append(Ablation(alone.text, attempt([alone]).right, None))
-        if ablations[-1].repairs:
-            culprit = _name_guard(name, calls[0], calls[number], guards)
-            break
+    needed = _find_needed(attempt, list(changes), ablations)
+    if needed is None:
+        culprit = Culprit(DYNAMO, None, None, "no guard", confidence="low", details=_tell([]))
+    else:
+        culprit = _name_guard(needed[0], calls[0], calls[changes[needed[0]]], guards)
+        said = [calls[changes[name]].describe_change(name, calls[0]) for name in needed[:_MOST]]
+        several: DetailsJson = {**culprit.details, "between_calls": said}
+        culprit = replace(culprit, details=several, confidence="high" if len(needed) == 1 else "low")
     attribution = Attribution(culprit, ablations=ablations, workaround=Workaround(_RESET))
     why = "a call runs the graph of an earlier one: compiled anew from the same state, it agrees with eager mode"
     told = f"{why}; what changed in between: {'; '.join(culprit.details['between_calls']) or 'nothing that it reaches'}"
     stale = StaleCall(replace(decision, verdict=Verdict.STALE, detail=told), attribution)
     return _allow_setting(attempt, stale) or stale
+
+
+def _find_needed(attempt: Compile, names: list[str], ablations: list[Ablation]) -> list[str] | None:
+    """The fewest of the changed facts that it is enough to compile anew for, by halves; None if all are not enough."""
+
+    def is_enough(chosen: list[str]) -> bool:
+        alone = CompiledAnew(tuple(chosen))
+        ablations.append(Ablation(alone.text, bool(chosen) and attempt([alone]).right, None))
+        return ablations[-1].repairs
+
+    if not names or not is_enough(names):
+        return None
+    while len(names) > 1:
+        middle = (len(names) + 1) // 2
+        half = next((half for half in (names[:middle], names[middle:]) if is_enough(half)), None)
+        if half is None:
+            break  # changes before several calls, each of which ran a stale graph
+        names = half
+    return names
 
 
 def _allow_setting(attempt: Compile, stale: StaleCall) -> StaleCall | None:

@@ -114,3 +114,15 @@ def test_another_order_of_keys_is_no_matter_of_their_number(write_case):
     culprit = report["culprit"]
     assert (report["verdict"], culprit["family"]) == ("stale", "no guard on order of an item")
     assert culprit["details"]["guard"] == "not asked for"
+
+
+def test_the_one_change_that_matters_is_found_among_many(write_case):
+    """Every entry of a table changes between the calls; the program reads one of them."""
+    before = "class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.table = {}\n"
+    before += "    def forward(self, x):\n        return x * self.table['k7']\n"
+    made = "model = Model(); model.table = {f'k{n}': 2.0 for n in range(16)}; return model, (torch.ones(3),)"
+    change = "model.table.update({f'k{n}': 3.0 + n for n in range(16)})"
+    with FAULTS[0].plant():
+        report = judge(write_case, two_calls(made, change, before))
+    assert report["verdict"] == "stale"
+    assert report["culprit"]["details"]["between_calls"] == ["table['k7']: 2.0, then 10.0"]
