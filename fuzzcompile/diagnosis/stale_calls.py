@@ -106,12 +106,17 @@ def explain_stale_call(attempt: Compile, decision: Decision) -> StaleCall | None
         if not attempt([sizes]).right:
             return None  # the graph that dynamo makes once a size has changed is wrong by itself
         ablations.append(Ablation(sizes.text, True, None))
-    needed = _find_needed(attempt, list(changes), ablations)
+    # What dynamo asked a guard for was read; what has a check that should have failed comes last.
+    ranks = {name: _rank_evidence(name, calls[0], calls[number], guards) for name, number in changes.items()}
+    needed = _find_needed(attempt, sorted(changes, key=ranks.__getitem__), ablations)
     if needed is None:
         culprit = Culprit(DYNAMO, None, None, "no guard", confidence="low", details=_tell([]))
     else:
         culprit = _name_guard(needed[0], calls[0], calls[changes[needed[0]]], guards)
         said = [calls[changes[name]].describe_change(name, calls[0]) for name in needed[:_MOST]]
+        alike = sum(number == changes[needed[0]] for number in changes.values())
+        if len(needed) == 1 and alike > 1:
+            said[0] += f" (of {alike} changes before that call)"
         several: DetailsJson = {**culprit.details, "between_calls": said}
         culprit = replace(culprit, details=several, confidence="high" if len(needed) == 1 else "low")
     attribution = Attribution(culprit, ablations=ablations, workaround=Workaround(_RESET))
@@ -160,6 +165,12 @@ def _allow_setting(attempt: Compile, stale: StaleCall) -> StaleCall | None:
     )
     told = f"{stale.decision.detail}; torch leaves that guard out by design: {setting.why}"
     return StaleCall(replace(stale.decision, verdict=Verdict.BY_DESIGN, confidence="high", detail=told), allowed)
+
+
+def _rank_evidence(name: str, before: CallState, after: CallState, guards: Sequence[GuardRecord]) -> int:
+    wanted = _list_wanted(name, before, after)
+    found = [guard for guard in _match(name, wanted, guards) if guard.kind in wanted and guard.name]
+    return 1 if not found else 0 if any(not guard.checks or guard.kind not in guard.made for guard in found) else 2
 
 
 def _tell(changed: list[str], guards: Sequence[GuardRecord] = ()) -> DetailsJson:
