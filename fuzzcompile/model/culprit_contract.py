@@ -101,6 +101,7 @@ DetailsJson = TypedDict(
         # of a branch that torch means compiled programs to take: why, and where torch says so
         "design": str,
         "design_source": str,
+        "effects": list[str],  # on Python objects, that a call has in eager mode and not compiled
         # A stale graph.
         "between_calls": list[str],  # what changed before the call that ran it: a name, what it was, what it is then
         "guard": str,  # of the guard that should have noticed: whether it was asked for, and whether it has a check

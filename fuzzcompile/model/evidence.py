@@ -17,6 +17,10 @@ _OBSERVABLE = re.compile(
 _LEAF = re.compile(r"(?P<kind>out|input|argument)(?P<index>\d+)(?:\.(?P<path>.+))?", re.DOTALL)
 
 
+# How the name of an effect of a call on a Python object begins.
+EFFECT = "change of "
+
+
 @dataclass(frozen=True)
 class ObservableName:
     """One thing that a run of a program shows: an output, a gradient, or what a call left in an input or the module."""
@@ -39,6 +43,11 @@ class ObservableName:
             return cls(name)
         call = None if match["call"] is None else int(match["call"])
         return cls(match["what"], call, match["gradient"] is not None, match["after"] is not None)
+
+    @property
+    def is_effect(self) -> bool:
+        """Return whether it is how far a call moves what functions, classes and containers hold."""
+        return self.after and self.what.startswith(EFFECT)
 
     @property
     def leaf(self) -> LeafName | None:

@@ -12,7 +12,7 @@ import numpy
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fuzzcompile.model.evidence import RANDOM_STATE, ObservableName
+from fuzzcompile.model.evidence import EFFECT, RANDOM_STATE, ObservableName
 from fuzzcompile.run.call_state import CallState
 from fuzzcompile.run.case import Case, Reachable
 from fuzzcompile.run.case_program import CaseProgram
@@ -261,12 +261,9 @@ def observe_mutations(call: int | None, before: StateBefore, program: CaseProgra
             observable = ObservableName(f"attribute {name}", call, after=True)
             changed.append(Value(str(observable), attribute, "mutation"))
     for name, effect in CallState(reached, attributes=False).list_effects(before.held, before.attributes).items():
-        observable = ObservableName(f"{_EFFECT}{name}", call, after=True)
+        observable = ObservableName(f"{EFFECT}{name}", call, after=True)
         changed.append(Value(str(observable), effect, "mutation", precision=program.dtype))
     return changed
-
-
-_EFFECT = "change of "
 
 
 def drop_effects(observations: Sequence[Observation], first: Observation, again: Observation) -> list[Observation]:
@@ -277,11 +274,13 @@ def drop_effects(observations: Sequence[Observation], first: Observation, again:
     left, right = ({value.name: value for value in run.values if value.kind == "mutation"} for run in (first, again))
     lasting = left.keys() ^ right.keys()
     lasting |= {
-        name for name in left.keys() & right.keys() if _is_effect(left[name]) and _differ(left[name], right[name])
+        name
+        for name in left.keys() & right.keys()
+        if ObservableName.parse(name).is_effect and _differ(left[name], right[name])
     }
 
     def keeps(value: Value) -> bool:
-        told = first is not again or not _is_effect(value)
+        told = first is not again or not ObservableName.parse(value.name).is_effect
         return told and (value.kind != "mutation" or value.name not in lasting)
 
     return [replace(run, values=tuple(filter(keeps, run.values))) for run in observations]
@@ -289,11 +288,6 @@ def drop_effects(observations: Sequence[Observation], first: Observation, again:
 
 def _differ(left: Value, right: Value) -> bool:
     return bool(left.value != right.value)
-
-
-def _is_effect(value: Value) -> bool:
-    observable = ObservableName.parse(value.name)
-    return observable.after and observable.what.startswith(_EFFECT)
 
 
 def run_backward(output: object, *, required: bool = True) -> None:

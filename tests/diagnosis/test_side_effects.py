@@ -47,6 +47,9 @@ EFFECTS = {
 }
 
 
+KINDS = {"list": "length", "keys": "order or keys"}
+
+
 def judge(write_case: Any, source: str) -> dict[str, Any]:
     return triage(load_case(write_case(source)), torch.device("cpu")).to_json()
 
@@ -63,6 +66,9 @@ def test_an_effect_that_compiled_leaves_out_is_a_bug(write_case, monkeypatch, he
     assert report["is_bug"]
     wrong = [output["name"] for output in report["evidence"]["outputs"] if output["finding"] != "same"]
     assert any("change of" in each and name in each for each in wrong), wrong
+    culprit = report["culprit"]
+    assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("dynamo", "side effects", True)
+    assert culprit["details"]["effects"] and culprit["family"] == f"effect on {KINDS.get(held, 'value')}"
 
 
 def test_a_cache_that_the_first_run_fills_is_no_finding(write_case):

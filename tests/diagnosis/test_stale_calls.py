@@ -125,4 +125,6 @@ def test_the_one_change_that_matters_is_found_among_many(write_case):
     with FAULTS[0].plant():
         report = judge(write_case, two_calls(made, change, before))
     assert report["verdict"] == "stale"
-    assert report["culprit"]["details"]["between_calls"] == ["table['k7']: 2.0, then 10.0 (of 16 changes before that call)"]
+    assert report["culprit"]["details"]["between_calls"] == [
+        "table['k7']: 2.0, then 10.0 (of 16 changes before that call)"
+    ]

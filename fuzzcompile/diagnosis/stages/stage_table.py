@@ -19,7 +19,11 @@ from fuzzcompile.model import stages
 
 # Stages whose input is run beside what they make of it, each way in the order of looking.
 _LOST, _OPERATORS, _KERNELS = operators.LOST_CHECKS, operators.OPERATORS, operators.KERNELS
-DYNAMO = SideBySide(stages.DYNAMO, (_LOST, tracing_ways.CALLS, tracing_ways.BRANCH), cleared_by=Backend("eager"))
+DYNAMO = SideBySide(
+    stages.DYNAMO,
+    (_LOST, tracing_ways.EFFECTS, tracing_ways.CALLS, tracing_ways.BRANCH),
+    cleared_by=Backend("eager"),
+)
 FUNCTIONALIZATION = SideBySide(
     stages.FUNCTIONALIZATION, (_LOST, *tracing_ways.AOT_AUTOGRAD, _OPERATORS, _KERNELS), Backend("aot_eager")
 )

@@ -18,6 +18,7 @@ from fuzzcompile.compiler.compile_changes import Backend, BypassedNodes, GraphBr
 from fuzzcompile.compiler.functional_run import SEEDS, NodeRun, find_lossy_views, load_functional_tools, run_eagerly
 from fuzzcompile.compiler.graph_breaks import find_call_name, find_handler, resolve_call
 from fuzzcompile.compiler.graph_replay import list_drawing_nodes, list_random_calls
+from fuzzcompile.compiler.kernels.kernel_loops import find_definition
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.compiler.operators.operator_crossref import (
     ComparedCall,
@@ -48,6 +49,8 @@ from fuzzcompile.diagnosis.stages import ways
 from fuzzcompile.diagnosis.stages.ways import Found, attempt_backend, prove_at_call
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.culprit_contract import DetailsJson
+from fuzzcompile.model.evidence import EFFECT, ObservableName
+from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DYNAMO, FUNCTIONALIZATION, JOINT_GRAPH
 from fuzzcompile.model.thresholds import ANOTHER_CALL_ULPS, OTHER_NUMBERS, SEMANTIC_STEP
 from fuzzcompile.model.verdicts import Verdict
@@ -236,6 +239,33 @@ class _CallRecorder(TorchFunctionMode):
 
 CALLS = ways.Way("a program's calls, and the nodes of dynamo's graphs", _compare_calls, ways.prove_without)
 BRANCH = ways.Way("the operators of a program, and those of dynamo's graph", _find_branch, _prove_branch)
+
+
+# What a call leaves in Python objects: dynamo replays it behind its graphs.
+
+_LISTED = 6
+_AS_EAGER = ("same", "close", "wild")
+
+
+def _find_effects(divergence: Divergence) -> Iterator[Found]:
+    wrong = (comparison for comparison in divergence.trial.judgement.comparisons if comparison.finding not in _AS_EAGER)
+    names = [name for comparison in wrong if (name := ObservableName.parse(comparison.name)).is_effect]
+    if names:
+        held = names[0].what.removeprefix(EFFECT).partition("(")[0]
+        kind = {"list": "order or keys", "len": "length", "set": "members"}.get(held, "value")
+        place = find_definition(facts().places.side_effects)
+        details: DetailsJson = {"kind": "effect", "effects": [str(name) for name in names[:_LISTED]]}
+        yield Found(Culprit(DYNAMO, None, "side effects", f"effect on {kind}", (), *place, details=details))
+
+
+def _prove_effects(ablator: Ablator, found: Found) -> Attribution | None:
+    """The replay of effects, if they are missing where nothing but dynamo is between the program and eager mode."""
+    if attempt_backend(ablator, _CAPTURE_ONLY):
+        return None
+    return Attribution(replace(found.culprit, necessary=True, sufficient=True))
+
+
+EFFECTS = ways.Way("what a call leaves in Python objects", _find_effects, _prove_effects)
 
 
 def _find_tangents(divergence: Divergence) -> Iterator[Found]:

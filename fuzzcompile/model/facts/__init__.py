@@ -190,6 +190,7 @@ class CodePlaces(FactTable, frozen=True):
     write_in_place: str
     program_results: str
     graph_recording: str
+    side_effects: str
 
 
 class DynamoFacts(FactTable, frozen=True):
