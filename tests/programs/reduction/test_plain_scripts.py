@@ -376,3 +376,19 @@ def test_an_errors_text_is_kept_without_the_warnings_of_its_compiler():
         "...",
     ]
     assert issue_script.choose_line(output) == "torch._inductor.exc.InductorError: CppCompileError: C++ compile error"
+
+
+def test_each_side_of_a_stale_graph_begins_with_what_make_makes(monkeypatch, tmp_path):
+    """Its calls change a global, so that the second side would begin with what the first has left."""
+    source = HEAD + (
+        "SCALES = {}\n\nmodel = None\n\ndef program(x):\n    return x * SCALES['gain']\n\n"
+        "def make():\n    SCALES['gain'] = 2.0\n    return program, (torch.ones(3),)\n\n"
+        "def run(model, inputs):\n    first = model(*inputs)\n    SCALES['gain'] = 5.0\n"
+        "    return first + model(*inputs)\n"
+    )
+    last = scripts(source, "stale", out0={"finding": "far"})[-1].text("off")
+    assert "expected = run(*make())\nprogram, inputs = make()" not in last, "the name of the program is taken"
+    assert "expected = run(*make())" in last and last.count("make()") == 3
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text(last, encoding="utf-8")
+    runpy.run_path("script.py")  # right without a compiler
