@@ -254,7 +254,7 @@ def _ring(seconds: float, then: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)  # None: set outside of Python
 
 
 # An alarm in no time at all would never ring.
