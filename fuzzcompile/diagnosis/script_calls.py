@@ -267,7 +267,7 @@ def _find_code(target: Callable[..., Any]) -> object:
     return getattr(called, "__code__", None) or id(target)
 
 
-def replace_first(first: TriageReport, looked: ScriptCalls) -> TriageReport:
+def answer_with_later_calls(first: TriageReport, looked: ScriptCalls) -> TriageReport:
     """The answer on a script: that on its first call, with what a look at the later ones gave."""
     if looked.report is not None:
         return looked.report

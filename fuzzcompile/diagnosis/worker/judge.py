@@ -262,7 +262,7 @@ def _judge_later_calls(
     asked = task.call is None and task.module is None and task.against == "eager" and task.contract != "bitwise"
     if first.is_bug or not asked or file.kind not in ("script", "notebook") or current_target() is not None:
         return first
-    from fuzzcompile.diagnosis.script_calls import look_at_calls, makes_one_call, replace_first
+    from fuzzcompile.diagnosis.script_calls import answer_with_later_calls, look_at_calls, makes_one_call
 
     if makes_one_call(file.source):
         return first
@@ -272,7 +272,7 @@ def _judge_later_calls(
         say("looking at the script's later calls")
         looked = look_at_calls(file, device, ends, ignored)
         if looked.parts is None or looked.report is not None or len(ignored) == _MOST_JUDGED:
-            return replace_first(first, looked)
+            return answer_with_later_calls(first, looked)
         later = judge_case(load(file, device, call=looked.parts), progress, device, deadline)
         if later.is_bug:
             return later
