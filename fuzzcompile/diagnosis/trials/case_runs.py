@@ -14,6 +14,7 @@ from fuzzcompile.diagnosis.oracle.judgement import Judgement
 from fuzzcompile.run import runs
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.case_program import build
+from fuzzcompile.run.metrics import have_same_values
 from fuzzcompile.run.observation import PROMISED_STREAMS, Failure, Observation, asks_for_eager_numbers
 from fuzzcompile.run.runs import SavedTensors, fingerprint_streams
 
@@ -52,6 +53,7 @@ class CompileCounts:
 
 
 NOISE_RUNS = 3
+_OTHER_SEEDS = (5001, 5002, 5003)
 
 
 class CaseRuns:
@@ -94,11 +96,29 @@ class CaseRuns:
         """The float64 run with the program's own low-precision casts dropped."""
         return runs.run_float64(self.case, self.device, keep_casts=False)[0]
 
-    def select_noisy(self, count: int) -> tuple[Observation, ...]:
-        """Of ``count`` eager runs perturbed by one ulp per operator, those that draw the same numbers as eager."""
+    def select_noisy(self, count: int, *, alike: bool = True) -> tuple[Observation, ...]:
+        """Of ``count`` eager runs perturbed by one ulp per operator, those that draw the same numbers as eager.
+
+        All of them, unless they are to be ``alike``.
+        """
         for seed in range(len(self._perturbed) + 1, count + 1):
             self._perturbed.append(runs.run_eager(self.case, self.device, noise_seed=seed))
-        return tuple(run for run in self._perturbed[:count] if self.draws_alike(run))
+        return tuple(run for run in self._perturbed[:count] if not alike or self.draws_alike(run))
+
+    @functools.cached_property
+    def unmoved(self) -> frozenset[str]:
+        """Names of the values that are the same bits under other seeds: random numbers are not in them."""
+        kept = set(self.eager.index_by_name())
+        for seed in _OTHER_SEEDS:
+            program = build(self.case, self.device)
+            other = runs.observe(self.case, program, program.model, seed=seed).index_by_name()
+            for name, value in self.eager.index_by_name().items():
+                theirs = other.get(name)
+                pair = value.value, None if theirs is None else theirs.value
+                tensors = [each for each in pair if isinstance(each, torch.Tensor)]
+                if len(tensors) < len(pair) or not have_same_values(*tensors):
+                    kept.discard(name)
+        return frozenset(kept)
 
     @functools.cached_property
     def noisy_in_float64(self) -> tuple[Observation, ...]:

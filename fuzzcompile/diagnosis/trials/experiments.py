@@ -39,7 +39,7 @@ from fuzzcompile.model.contract import AOTI, COMPILE, EAGER, EXPORT
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.model.stages import RUNTIME
 from fuzzcompile.model.tolerances import Tolerances
-from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.model.verdicts import HARMLESS, Verdict
 from fuzzcompile.run import runs
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.case_program import CaseProgram, build
@@ -264,12 +264,37 @@ class Experiments:
         if eager.failure or compiled.failure:
             return judge(Observations(eager, eager, eager, (), compiled))
         if self.runs.draws and not self.runs.reference_draws_alike:
-            return replace(self._judge_against(self.baseline, compiled), confidence="low")
+            judged = replace(self._judge_against(self.baseline, compiled), confidence="low")
+            return self._allow_rounding(judged, compiled) or judged
         with_casts = self._judge_against(self.runs.reference, compiled)
         if not with_casts.suspicious or not self.runs.has_low_precision_casts:
             return with_casts
         without_casts = self._judge_against(self.runs.exact, compiled)
         return with_casts if without_casts.suspicious else replace(without_casts, casts_dropped=True)
+
+    def _allow_rounding(self, judged: Judgement, compiled: Observation) -> Judgement | None:
+        """The judgement whose suspicious values have float64's for a reference, as no random numbers are in them.
+
+        None if that allows nothing: the float64 run draws others, which says nothing of what does not depend on them.
+        """
+        apart = {comparison.name for comparison in judged.suspicious}
+        made = self.runs
+        if not apart or made.reference.failure or self.baseline is not made.eager or not apart <= made.unmoved:
+            return None
+
+        def judge_part(inside: bool, reference: Observation, noisy: Sequence[Observation]) -> Judgement:
+            def select(run: Observation) -> Observation:
+                return replace(run, values=tuple(value for value in run.values if (value.name in apart) == inside))
+
+            eager, again, exact, shown = map(select, (made.eager, self.again, reference, compiled))
+            return judge(Observations(eager, again, exact, [*map(select, noisy)], shown, self._find_factor))
+
+        fixed = judge_part(True, made.reference, made.select_noisy(NOISE_RUNS, alike=False))
+        if fixed.verdict not in HARMLESS or fixed.suspicious:
+            return None
+        rest = judge_part(False, made.eager, self.noisy)
+        verdict = fixed.verdict if rest.verdict is Verdict.EQUAL else rest.verdict
+        return replace(rest, verdict=verdict, comparisons=(*rest.comparisons, *fixed.comparisons), confidence="low")
 
     def _judge_against(self, reference: Observation, compiled: Observation) -> Judgement:
         eager, baseline = self.runs.eager, self.baseline
