@@ -84,7 +84,7 @@ def _always(facts: IssueFacts) -> Iterator[Rule]:
         note = "the reproducer showed it there" if facts.seen_on_device else "run the reproducer on a GPU first"
         remedy = f"run the reproducer on a {facts.target} GPU"
         yield Rule(f"Seen on a {facts.target} device", facts.seen_on_device, note, remedy)
-    tried = (("settings", facts.report.get("ablations")), ("backends", facts.shown.get("ladder")))
+    tried = (("settings", facts.report.get("ablations")), ("backends", facts.ladder))
     parts = [f"{len(entries)} {what} tried" for what, entries in tried if entries]
     again = subject.format_command(*(("corpus", "refresh") if subject.is_finding else ("triage",)))
     yield Rule("Ablation", bool(parts), ", ".join(parts) or "none was run", f"`{again}` runs them")

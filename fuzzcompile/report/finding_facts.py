@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from fuzzcompile.corpus.replay.replay_history import History, history
-from fuzzcompile.model.contract import CauseJson, OutputJson, ReportJson, ShownJson, read_target
+from fuzzcompile.model.contract import CauseJson, OutputJson, ReportJson, RungJson, ShownJson, read_target
 from fuzzcompile.model.culprit_contract import CulpritJson, read_details
 from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.model.hints import CommandSubject
@@ -148,6 +148,9 @@ class IssueFacts:
         self.cause: CauseJson | None = report.get("cause") or None  # the change under which the case passes
         self.proved = bool(self.culprit and self.culprit.get("necessary"))  # switching it off alone removed the bug
         self.plain = shown.get("plain") if shown.get("plain_shows", True) else None  # the script for an issue
+        # What that script says under each backend: that of a target is run under none of them.
+        told = shown.get("plain_shows", True) or self.target is not None
+        self.ladder: Sequence[RungJson] = (shown.get("ladder") if told else None) or ()
         # A script without torch.compile shows the fault; eager mode, too, calls the operator in the wrong way.
         self.without_compiler = bool(shown.get("eager_only"))
         self.eager_is_wrong = self.verdict == Verdict.EAGER_WRONG or bool(shown.get("eager_is_wrong"))

@@ -74,7 +74,7 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
     kernel = (read_details(facts.culprit).get("kernel_source") or "") if facts.target is not None else ""
     culprit_shown = proof.format_shown(facts.culprit) if facts.culprit is not None else ""
     results, ladder = _AGAINST_WRONG_EAGER if facts.eager_is_wrong else _RESULTS, []
-    for rung in facts.shown.get("ladder") or ():
+    for rung in facts.ladder:
         says = fold_lines(rung.get("says") or "", 60) if rung["result"] == "raises" else ""
         result = results.get(rung["result"], rung["result"])
         ladder.append((rung["backend"], (f"{result}: `{says}`" if says else result).replace("|", "\\|")))

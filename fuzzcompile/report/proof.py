@@ -235,7 +235,7 @@ def name_component(facts: IssueFacts) -> tuple[str, str] | None:
         stage = BY_NAME[str(facts.culprit["stage"])]
         generated = stage.name == CODEGEN and (facts.device or "").startswith("cpu") and facts.target is None
         return ("Inductor's C++ code generation", "oncall: cpu inductor") if generated else (stage.title, stage.label)
-    wrong = (rung["backend"] for rung in facts.shown.get("ladder") or () if rung["result"] in ("wrong", "raises"))
+    wrong = (rung["backend"] for rung in facts.ladder if rung["result"] in ("wrong", "raises"))
     return _RUNGS.get(next(wrong, ""))
 
 

@@ -110,9 +110,8 @@ class CallState:
     def describe_change(self, name: str, earlier: CallState) -> str:
         """A fact before an earlier call, and before this one."""
         before, after = earlier.facts.get(name), self.facts.get(name)
-        return (
-            f"{name}: {'absent' if before is None else before.shown}, then {'absent' if after is None else after.shown}"
-        )
+        was, now = ("absent" if fact is None else fact.shown for fact in (before, after))
+        return f"{name}: {was}, then {'another that looks the same' if was == now else now}"
 
     def list_effects(self, before: CallState, known: Collection[str]) -> dict[str, object]:
         """What a call has changed of plain values and containers: numbers and lengths by how much, by name.

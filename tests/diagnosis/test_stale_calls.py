@@ -128,3 +128,14 @@ def test_the_one_change_that_matters_is_found_among_many(write_case):
     assert report["culprit"]["details"]["between_calls"] == [
         "table['k7']: 2.0, then 10.0 (of 16 changes before that call)"
     ]
+
+
+def test_an_object_that_another_equal_one_replaces_is_told_apart(write_case):
+    """Dynamo guards the contents of a list, and not which list it is."""
+    before = "class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    before += "        self.given, self.kept = [1.0, 2.0], [1.0, 2.0]\n"
+    before += "    def forward(self, x):\n        return x.sin() if self.given is self.kept else x.cos()\n"
+    report = judge(write_case, two_calls("return Model(), (torch.ones(3),)", "model.kept = model.given", before))
+    assert report["verdict"] == "stale"
+    (change,) = report["culprit"]["details"]["between_calls"]
+    assert change.startswith("kept: [1.0, 2.0], then another that looks the same")

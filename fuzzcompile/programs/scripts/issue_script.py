@@ -58,7 +58,7 @@ from fuzzcompile.programs.scripts.straight_code import (
 from fuzzcompile.run.plants import list_plants
 
 # Most scripts to try: each takes a compile or two.
-_MOST_TRIED = 6
+MOST_TRIED = 6
 # Seconds for all of them together, at most: a minimization in a campaign has little time left.
 _SECONDS = 150.0
 _ERRORS = (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR, Verdict.CRASH)
@@ -162,7 +162,7 @@ def build_issue_script(source: str, chosen: ScriptPlan, report: ReportJson, seco
         return made | _show_eager(chosen.source, report, (), ends)
     if chosen.probe.case.settings.path != COMPILE:
         return made  # the ladder is of backends of torch.compile
-    candidates = [replace(plain, cuda=chosen.on_gpu) for plain in islice(generate_plain_scripts(chosen), _MOST_TRIED)]
+    candidates = [replace(plain, cuda=chosen.on_gpu) for plain in islice(generate_plain_scripts(chosen), MOST_TRIED)]
     if not candidates:
         return made
     if target is not None:  # a device that is not there

@@ -52,8 +52,10 @@ def main(path: str, operator: str | None = None) -> None:
                 continue
             if _depends_on_layout(call):
                 scripts = [_write_script(call, drawn=drawn) for drawn in (True, False)]
-            else:  # other code than the kernel is asked about one that is under suspicion
-                scripts = [] if operator is None else [*_write_expecting_script(call), *_write_gradient_script(call)]
+            elif operator is None:  # other code than the kernel is asked about one that is under suspicion
+                scripts = []
+            else:  # of wrong values, the gradient is no further evidence
+                scripts = [*_write_expecting_script(call)] or [*_write_gradient_script(call)]
             if scripts:
                 sys.stdout.write(f"{json.dumps({'operator': str(call.operator), 'scripts': scripts})}\n")
                 return

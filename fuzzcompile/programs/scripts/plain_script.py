@@ -305,13 +305,14 @@ def generate_plain_scripts(chosen: ScriptPlan) -> Iterator[PlainScript]:
     renamed = rename_for_users(unwrap_module(pieces), choose_input_kinds(chosen))
     made = set()
     for number, shape in enumerate((call_directly(fold_values(renamed)), renamed, pieces)):
+        if number == 2:  # what names and values cannot mend, a state of its own for each side may
+            yield from _generate_made_twice(chosen)
         call, shaped = _make_call(chosen, shape, pieces)
         for check in call.list_checks()[: 1 if number == 1 else None]:
             plain = PlainScript(chosen, shaped, call.eager, check)
             if (text := plain.text()) not in made:
                 made.add(text)
                 yield plain
-    yield from _generate_made_twice(chosen)
 
 
 def _generate_made_twice(chosen: ScriptPlan) -> Iterator[PlainScript]:

@@ -386,9 +386,12 @@ def test_each_side_of_a_stale_graph_begins_with_what_make_makes(monkeypatch, tmp
         "def run(model, inputs):\n    first = model(*inputs)\n    SCALES['gain'] = 5.0\n"
         "    return first + model(*inputs)\n"
     )
-    last = scripts(source, "stale", out0={"finding": "far"})[-1].text("off")
-    assert "expected = run(*make())\nprogram, inputs = make()" not in last, "the name of the program is taken"
-    assert "expected = run(*make())" in last and last.count("make()") == 3
+    tried = [
+        plain.text("off") for plain in scripts(source, "stale", out0={"finding": "far"})[: issue_script.MOST_TRIED]
+    ]
+    (apart,) = (text for text in tried if "expected = run(*make())" in text)
+    assert "expected = run(*make())\nprogram, inputs = make()" not in apart, "the name of the program is taken"
+    assert apart.count("make()") == 3
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "script.py").write_text(last, encoding="utf-8")
+    (tmp_path / "script.py").write_text(apart, encoding="utf-8")
     runpy.run_path("script.py")  # right without a compiler

@@ -320,6 +320,7 @@ def test_the_script_for_the_issue_says_whether_it_needs_no_grad():
 def test_a_plain_script_that_did_not_show_the_bug_is_not_shown():
     text = draft(shown={**SHOWN, "plain_shows": False})
     assert "assert_close(torch.compile(f)" not in text and "SystemExit" in visible(text)
+    assert "| aot_eager |" in draft() and "| aot_eager |" not in text, "what it says under the backends proves nothing"
 
 
 def test_memory_that_is_shared_wrongly_is_said_of_both_runs():
