@@ -75,24 +75,31 @@ FAULTS = (
 
 
 @contextlib.contextmanager
+def _replaced_kernel(operator: torch._ops.OpOverload, run: Callable[..., object], key: str) -> Iterator[None]:
+    """In the block, ``run`` is the kernel of ``operator`` for a dispatch key; it is given the key set first."""
+    namespace, _, name = operator._schema.name.partition("::")
+    overload = operator._schema.overload_name
+    library = torch.library.Library(namespace, "IMPL")
+    library.impl(f"{name}.{overload}" if overload else name, run, key, with_keyset=True, allow_override=True)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+@contextlib.contextmanager
 def eager_fault(
     operator: torch._ops.OpOverload, change: Change | None = None, *, only: Callable[..., bool] = lambda *_: True
 ) -> Iterator[None]:
     """In the block, the CPU kernel of ``operator`` returns its result changed, for the arguments that are meant."""
     kernel = torch.library.get_kernel(operator, "CPU")
-    namespace, _, name = operator._schema.name.partition("::")
-    overload = operator._schema.overload_name
 
     def run(keys: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
         result = kernel.call_boxed(keys, *args, **kwargs)
         return (change or scaled)(result) if only(*args) else result
 
-    library = torch.library.Library(namespace, "IMPL")
-    library.impl(f"{name}.{overload}" if overload else name, run, "CPU", with_keyset=True, allow_override=True)
-    try:
+    with _replaced_kernel(operator, run, "CPU"):
         yield
-    finally:
-        library._destroy()
 
 
 def scaled(result: Any) -> Any:
@@ -139,8 +146,6 @@ def compiler_fault(operator: torch._ops.OpOverload) -> Iterator[str]:
 def gradient_fault(operator: torch._ops.OpOverload, argument: int = 0, factor: float = 1.05) -> Iterator[None]:
     """In the block, autograd's formula for ``operator`` gives a wrong gradient for one argument; values are right."""
     kernel = torch.library.get_kernel(operator, "AutogradCPU")
-    namespace, _, name = operator._schema.name.partition("::")
-    overload = operator._schema.overload_name
 
     class Identity(torch.autograd.Function):
         @staticmethod
@@ -155,9 +160,5 @@ def gradient_fault(operator: torch._ops.OpOverload, argument: int = 0, factor: f
         given = [Identity.apply(arg) if at == argument and arg.requires_grad else arg for at, arg in enumerate(args)]
         return kernel.call_boxed(keys, *given, **kwargs)
 
-    library = torch.library.Library(namespace, "IMPL")
-    library.impl(f"{name}.{overload}" if overload else name, run, "AutogradCPU", with_keyset=True, allow_override=True)
-    try:
+    with _replaced_kernel(operator, run, "AutogradCPU"):
         yield
-    finally:
-        library._destroy()

@@ -68,7 +68,7 @@ from fuzzcompile.model.stages import (
     PRE_GRAD,
     find_file_stage,
 )
-from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.model.verdicts import AGREEING, Verdict
 
 # Workarounds: settings that a user can put into the program today, run and seen to repair the divergence.
 
@@ -240,10 +240,8 @@ def _attribute_by_ladder(ablator: Ablator) -> Attribution:
     if path != COMPILE:
         compiled = path == AOTI and attempt_backend(ablator, CompilePath(EXPORT))
         captured = None if compiled else _attribute_to_export(ablator)
-        unknown = Culprit(
-            CODEGEN if compiled else DYNAMO, None, None, UNKNOWN, confidence="low", details={"path": path}
-        )
-        return captured or Attribution(unknown)
+        stage = CODEGEN if compiled else DYNAMO
+        return captured or Attribution(Culprit(stage, None, None, UNKNOWN, confidence="low", details={"path": path}))
     stage = next((name for backend, name in LADDER if not attempt_backend(ablator, Backend(backend))), LOWERING)
     if stage == LOWERING and _has_own_backend(ablator) and attempt_backend(ablator, Backend("inductor")):
         label = make_backend_label(ablator.experiments.case.settings.backend)
@@ -258,7 +256,7 @@ def _attribute_to_export(ablator: Ablator) -> Attribution | None:
 
     It goes by the operator whose result is another one. None where that is not known, or dynamo's capture fails too.
     """
-    wrong = (each.name for each in ablator.trial.judgement.comparisons if each.finding not in ("same", "close", "wild"))
+    wrong = (each.name for each in ablator.trial.judgement.comparisons if each.finding not in AGREEING)
     name, graphs = next(wrong, None), ablator.trial.ledger.exported
     producer = find_producer(graphs[0], name) if name is not None and graphs else None
     if producer is None or not attempt_backend(ablator, CompilePath(COMPILE), Backend("eager")):

@@ -109,8 +109,7 @@ class _LossAlongDirection:
             if gradient is not None and gradient.shape != direction.shape:
                 return None
             slopes.append(differences.measure_slope(gradient, direction))
-        whole = differences.Slope(sum(slope.value for slope in slopes), sum(slope.size for slope in slopes))
-        return differences.measure_miss(whole, self._find_loss) if slopes else None
+        return differences.measure_miss(differences.Slope.add(slopes), self._find_loss) if slopes else None
 
     def _find_loss(self, step: float) -> float:
         if step not in self._losses:

@@ -112,13 +112,12 @@ def explain_stale_call(attempt: Compile, decision: Decision) -> StaleCall | None
     if needed is None:
         culprit = Culprit(DYNAMO, None, None, "no guard", confidence="low", details=_tell([]))
     else:
-        culprit = _name_guard(needed[0], calls[0], calls[changes[needed[0]]], guards)
         said = [calls[changes[name]].describe_change(name, calls[0]) for name in needed[:_MOST]]
         alike = sum(number == changes[needed[0]] for number in changes.values())
         if len(needed) == 1 and alike > 1:
             said[0] += f" (of {alike} changes before that call)"
-        several: DetailsJson = {**culprit.details, "between_calls": said}
-        culprit = replace(culprit, details=several, confidence="high" if len(needed) == 1 else "low")
+        culprit = _name_guard(needed[0], calls[0], calls[changes[needed[0]]], guards, said)
+        culprit = replace(culprit, confidence="high" if len(needed) == 1 else "low")
     attribution = Attribution(culprit, ablations=ablations, workaround=Workaround(_RESET))
     why = "a call runs the graph of an earlier one: compiled anew from the same state, it agrees with eager mode"
     told = f"{why}; what changed in between: {'; '.join(culprit.details['between_calls']) or 'nothing that it reaches'}"
@@ -195,11 +194,13 @@ def _leaves_sizes_open(fact: StateFact) -> bool:
     return fact.kind == "tensor" or (fact.kind == "value" and isinstance(fact.value, tuple) and fact.value[0] is int)
 
 
-def _name_guard(name: str, before: CallState, after: CallState, guards: Sequence[GuardRecord]) -> Culprit:
+def _name_guard(
+    name: str, before: CallState, after: CallState, guards: Sequence[GuardRecord], said: list[str]
+) -> Culprit:
     """The guard that should have noticed a change: asked for and not made, made and too weak, or not asked for."""
     fact, wanted = after.get_fact(name, before), _list_wanted(name, before, after)
     found = sorted(_match(name, wanted, guards), key=lambda guard: _order(guard, wanted))
-    details = _tell([after.describe_change(name, before)], found)
+    details = _tell(said, found)
     first = next((guard for guard in found if guard.kind in wanted), None)
     details["guard"] = "not asked for"
     if first is None:

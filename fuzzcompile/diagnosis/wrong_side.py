@@ -7,6 +7,7 @@ differences of the forward pass as well, which calls no backward kernel at all.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,8 +16,8 @@ import torch
 
 from fuzzcompile.compiler.functional_run import OperatorMode
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
-from fuzzcompile.compiler.operators.operator_application import name_arguments
-from fuzzcompile.compiler.operators.second_reference import ContestedCall, SecondReference, UnopposedCall, copy_operands
+from fuzzcompile.compiler.operators.second_reference import ContestedCall, SecondReference, UnopposedCall
+from fuzzcompile.compiler.operators.surroundings import call_on_copies
 from fuzzcompile.diagnosis.attribution.culprit import Ablation, Attribution, Culprit, Workaround
 from fuzzcompile.diagnosis.decision import Decision
 from fuzzcompile.diagnosis.operators.operator_ways import describe_kernel_call
@@ -36,7 +37,6 @@ from fuzzcompile.run.case_program import build
 from fuzzcompile.run.differences import measure_slope, move_leaf
 from fuzzcompile.run.metrics import rms, widen
 from fuzzcompile.run.observation import Observation, Value, list_gradient_leaves
-from fuzzcompile.run.tensors import Operator
 
 # Gradients that are measured, the most different first.
 _MOST_GRADIENTS = 4
@@ -292,14 +292,9 @@ def _find_repairing_copies(experiments: Experiments, trial: Trial, call: Contest
     made, copied = experiments.runs, call.misread
     if call.opinion.by == "surroundings":  # their runs were made to find it
         return copied
-
-    def run(operator: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        if operator is call.operator:
-            return operator(**copy_operands(name_arguments(operator, (args, kwargs)), copied))
-        return operator(*args, **kwargs)
-
     program = build(made.case, made.device)
-    repaired = runs.observe(made.case, program, program.model, around=OperatorMode(run))
+    around = OperatorMode(functools.partial(call_on_copies, call))
+    repaired = runs.observe(made.case, program, program.model, around=around)
     exact, _ = run_second(made, [call])
     if repaired.failure is not None or exact.failure is not None:
         return None

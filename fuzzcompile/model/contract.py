@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, cast
 
 from fuzzcompile.model.culprit_contract import AblationJson, CulpritJson, WorkaroundJson
+from fuzzcompile.model.verdicts import AGREEING
 
 SCHEMA = 1
 """The version of the contract, in each object."""
@@ -267,7 +268,7 @@ class ReportJson(TypedDict, total=False):
 def find_broken_promise(report: Mapping[str, Any]) -> str | None:
     """The promise of equal bits that a report calls broken where none of its values is wrong; None otherwise."""
     evidence = report.get("evidence") or {}
-    wrong = any(output.get("finding") not in ("same", "close", "wild") for output in evidence.get("outputs") or ())
+    wrong = any(output.get("finding") not in AGREEING for output in evidence.get("outputs") or ())
     bits = report.get("verdict") in ("precision_loss", "nondeterministic")
     return evidence.get("promise") if bits and not wrong else None
 

@@ -40,9 +40,8 @@ class AtenKernelJson(TypedDict):
     call: str  # the call as Python, with the tensors as ``inputs[i]``
     inputs: list[KernelInputJson]  # those tensors
     differs_by: float | None  # the largest difference, in units of the result's size
-    about: NotRequired[
-        KernelFault
-    ]  # ``layout``: right on contiguous copies; ``gradient``: not of its values; ``values``
+    # ``layout``: right on contiguous copies; ``gradient``: not of its values; ``values``
+    about: NotRequired[KernelFault]
     misreads: NotRequired[list[str]]  # of a fault of layout, the arguments whose contiguous copies repair it
     wrong_in: str  # the side that hands it such operands: ``eager`` or ``compiled``
 

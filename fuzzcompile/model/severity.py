@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from fuzzcompile.model.contract import OutputJson, ReportJson, read_target
 from fuzzcompile.model.evidence import ValuePair
-from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.model.verdicts import AGREEING, Verdict
 
 
 class Severity(StrEnum):
@@ -67,7 +67,7 @@ def rate_severity(report: ReportJson | None) -> Severity | None:
 
 def rate_bug(verdict: str | None, outputs: Sequence[OutputJson]) -> Severity | None:
     """The severity of a verdict with this evidence; None for verdicts that are no bug."""
-    wrong = [output for output in outputs if output.get("finding") not in (None, "same", "close", "wild")]
+    wrong = [output for output in outputs if output.get("finding") not in (None, *AGREEING)]
     if verdict == "metadata":
         if not wrong or any(output.get("finding") != "stride" for output in wrong):
             return Severity.SILENT

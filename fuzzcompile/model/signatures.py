@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.stages import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION, GRAPH_STAGES
 from fuzzcompile.model.thresholds import ROUNDING_FACTOR
-from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.model.verdicts import AGREEING, Verdict
 
 if TYPE_CHECKING:
     from fuzzcompile.model.contract import OutputJson, ReportJson
@@ -56,7 +56,6 @@ def parse_fingerprint(signature: str) -> str | None:
 
 # What is the matter with a result, where one place in the compiler is one bug whatever change of the program avoids it.
 SHARING, LAYOUT, LOST, MADE = "sharing", "layout", "nonfinite lost", "nonfinite made"
-_NO_MATTER = (None, "same", "close", "wild")
 
 
 def find_symptom(verdict: str, outputs: Iterable[OutputJson]) -> str | None:
@@ -67,7 +66,7 @@ def find_symptom(verdict: str, outputs: Iterable[OutputJson]) -> str | None:
     """
     if verdict == Verdict.ALIASING:
         return SHARING
-    wrong = [output for output in outputs if output.get("finding") not in _NO_MATTER]
+    wrong = [output for output in outputs if output.get("finding") not in (None, *AGREEING)]
     findings = {output.get("finding") for output in wrong}
     if verdict == Verdict.METADATA and findings == {"stride"}:
         return LAYOUT

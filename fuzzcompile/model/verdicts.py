@@ -58,6 +58,8 @@ _BENIGN = frozenset({*HARMLESS, Verdict.UNSTABLE, Verdict.PRECISION_CASTS, Verdi
 Finding = Literal[
     "same", "close", "wild", "far", "nonfinite", "integer", "dtype", "shape", "stride", "alias", "missing"
 ]
+# Findings of a value that is right, as far as can be told.
+AGREEING: tuple[Finding, ...] = ("same", "close", "wild")
 
 
 @dataclass(frozen=True)

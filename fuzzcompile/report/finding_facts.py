@@ -15,7 +15,7 @@ from fuzzcompile.model.culprit_contract import CulpritJson, read_details
 from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.model.severity import rate_severity
-from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.model.verdicts import AGREEING, Verdict
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.machines import Machines
@@ -72,8 +72,7 @@ def _parsed(source: str | None) -> list[ast.stmt]:
         return []
 
 
-# What the judge says of an output that is correct, and of one in which no error was measured.
-_HARMLESS = ("same", "close", "wild", None)
+# What the judge says of an output in which no error was measured.
 _UNMEASURED = ("dtype", "shape", "stride", "alias", "missing", "integer")
 
 
@@ -164,7 +163,7 @@ class IssueFacts:
         # The arguments whose layout it misreads.
         self.misreads: Sequence[str] = () if kernel is None else kernel.get("misreads", ())
         self.outputs: Sequence[OutputJson] = evidence.get("outputs") or ()
-        wrong = [entry for entry in self.outputs if entry.get("finding") not in _HARMLESS]
+        wrong = [entry for entry in self.outputs if entry.get("finding") not in (None, *AGREEING)]
         gradients = {str(x.get("name")): ObservableName.parse(str(x.get("name"))).gradient for x in wrong}
         # Gradients last, the worst of each first.
         self.wrong = sorted(wrong, key=lambda entry: (gradients[str(entry.get("name"))], -_badness(entry)))

@@ -298,6 +298,12 @@ def describe_repair(facts: IssueFacts) -> str:
     return f"once that operator is called on contiguous copies{copied}"
 
 
+def list_changes(facts: IssueFacts) -> list[tuple[str, str]]:
+    """What changed between the calls of a stale graph: its name, and what it was and is."""
+    changes = (str(change).partition(": ") for change in read_details(facts.culprit).get("between_calls") or ())
+    return [(name, values) for name, _, values in changes]
+
+
 def proof(facts: IssueFacts) -> str:
     """Describe the proof of the culprit in one line; empty where nothing proves it."""
     if facts.without_compiler:
@@ -315,8 +321,8 @@ def proof(facts: IssueFacts) -> str:
         right = "a second reference" if facts.path == EAGER else "the compiled program"
         return f"eager mode agrees with {right} {describe_repair(facts)}."
     if facts.verdict == Verdict.STALE:
-        changed = [str(change).partition(": ")[0] for change in read_details(culprit).get("between_calls") or ()]
-        return f"compiled anew only where {' and '.join(f'`{name}`' for name in changed)} changed, the calls are right."
+        changed = " and ".join(f"`{name}`" for name, _ in list_changes(facts))
+        return f"compiled anew only where {changed} changed, the calls are right."
     siblings = ", ".join(f"`{name}`" for name in culprit.get("siblings") or ())
     what = f"switching off this and {siblings}, which takes its place" if siblings else "switching off this alone"
     repairing = (entry for entry in facts.report.get("ablations") or () if entry.get("repairs"))

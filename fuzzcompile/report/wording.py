@@ -23,7 +23,7 @@ from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.verdicts import VALUES, Verdict
 from fuzzcompile.report.circumstances import WORDS, meaning_for
 from fuzzcompile.report.finding_facts import IssueFacts, read_constants
-from fuzzcompile.report.proof import describe_repair
+from fuzzcompile.report.proof import describe_repair, list_changes
 
 # Users that a bug hits, conditions that it takes, versions that have it: the sentences of a draft.
 
@@ -152,7 +152,7 @@ def describe_effect(facts: IssueFacts) -> Effect:
     if verdict == Verdict.METADATA:
         return _metadata(facts)
     if verdict == Verdict.STALE:
-        changed = _list_changes(facts)[:1]
+        changed = list_changes(facts)[:1]
         return Effect("runs the graph of an earlier call", f" after `{changed[0][0]}` has changed" if changed else "")
     if facts.path == EAGER:
         return Effect(WORDS["plain_effect"][Verdict.EAGER_WRONG][0])
@@ -348,17 +348,11 @@ def _sentences(facts: IssueFacts) -> Iterator[str]:
     yield since(facts)
 
 
-def _list_changes(facts: IssueFacts) -> list[tuple[str, str]]:
-    """What changed between the calls of a stale graph: its name, and what it was and is."""
-    changes = (str(change).partition(": ") for change in read_details(facts.culprit).get("between_calls") or ())
-    return [(name, values) for name, _, values in changes]
-
-
 def _tell_stale_graph(facts: IssueFacts) -> Iterator[str]:
     """What changed between the calls, and how it was shown that no guard notices it."""
     if facts.verdict != Verdict.STALE:
         return
-    for name, values in _list_changes(facts):
+    for name, values in list_changes(facts):
         yield f"Between the calls, `{name}` changes ({values})."
     yield "The call is right if it is compiled anew from the same state, so that the graph is stale and not wrong."
     guards = read_details(facts.culprit).get("guards") or ()

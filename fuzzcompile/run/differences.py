@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +24,12 @@ class Slope:
 
     value: float
     size: float
+
+    @classmethod
+    def add(cls, slopes: Iterable[Slope]) -> Slope:
+        """That along all of several directions at once, of different tensors."""
+        parts = list(slopes)
+        return cls(sum(part.value for part in parts), sum(part.size for part in parts))
 
 
 def draw_direction(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -39,7 +39,7 @@ from fuzzcompile.compiler.torch_config import compile_in_process
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.oracle.judgement import Judgement, Observations, judge
 from fuzzcompile.model.errors import describe_error
-from fuzzcompile.model.verdicts import Comparison, Verdict
+from fuzzcompile.model.verdicts import AGREEING, Comparison, Verdict
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run.observation import Observation
 
@@ -126,7 +126,7 @@ def reported(step: int, runs: StepRuns, judgement: Judgement) -> StepReport:
 
 def _is_gross(comparison: Comparison) -> bool:
     if comparison.finding != "far":
-        return comparison.finding not in ("same", "close", "wild")
+        return comparison.finding not in AGREEING
     usual = max(comparison.max_abs_error_eager, comparison.noise_floor)
     return not comparison.within_scaled_tolerance and comparison.max_abs_error_compiled > GROSS_RATIO * usual
 

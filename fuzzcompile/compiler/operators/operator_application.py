@@ -446,9 +446,5 @@ def _lay_out_alike(said: object, kernel: object) -> object:
         strides[dim] = step
         step = step * said.shape[dim]
     made = torch.empty_strided(said.shape, strides, dtype=kernel.dtype, device=said.device)
-    hints = [_get_hint(stride) for size, stride in zip(kernel.shape, made.stride(), strict=True) if size != 1]
-    return (
-        made
-        if hints == [stride for size, stride in zip(kernel.shape, kernel.stride(), strict=True) if size != 1]
-        else said
-    )
+    pairs = zip(kernel.shape, made.stride(), kernel.stride(), strict=True)
+    return made if all(size == 1 or _get_hint(ours) == theirs for size, ours, theirs in pairs) else said

@@ -123,8 +123,7 @@ class _CallAlongDirection:
             loss = _weigh(results, weights, counted)
             gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
         pairs = zip(gradients, self._directions.values(), strict=True)
-        slopes = [differences.measure_slope(gradient, direction) for gradient, direction in pairs]
-        whole = differences.Slope(sum(slope.value for slope in slopes), sum(slope.size for slope in slopes))
+        whole = differences.Slope.add(differences.measure_slope(*pair) for pair in pairs)
         with torch.no_grad():
             terms = sum(float((r * w).abs().sum()) for r, w, own in zip(results, weights, counted, strict=True) if own)
             return differences.measure_miss(
@@ -242,10 +241,8 @@ class _ByDifferences(torch.autograd.Function):
 
         def differentiate(at: int) -> torch.Tensor:
             leaf = ctx.leaves[at]
-            step, gradient = (
-                DIFFERENCE_STEP * (rms(leaf) or 1.0),
-                torch.zeros_like(leaf, memory_format=torch.contiguous_format),
-            )
+            step = DIFFERENCE_STEP * (rms(leaf) or 1.0)
+            gradient = torch.zeros_like(leaf, memory_format=torch.contiguous_format)
             for place in range(leaf.numel()):
                 for unit in (1, 1j) if leaf.is_complex() else (1,):
                     sides = []

@@ -59,11 +59,13 @@ def call_anew(
             return inner(*args, **kwargs)
         try:
             state = CallState.read(target, Arguments(args, kwargs))
-            changed = {name for earlier in calls[since:] for name in state.list_changes(earlier)}
+            wanted = facts is None or any(
+                not set(facts).isdisjoint(state.list_changes(earlier)) for earlier in calls[since:]
+            )
         except Exception as error:  # of an object of the program's, which may raise anything where it is looked at
             recorder.ledger.record_unseen(Unseen("the state before a call", describe_error(error), (DYNAMO,), _SHOWS))
         else:
-            if calls and (facts is None or changed.intersection(facts)):
+            if calls and wanted:
                 torch._dynamo.reset()
                 since = len(calls)
             calls.append(state)

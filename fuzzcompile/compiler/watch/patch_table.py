@@ -23,13 +23,7 @@ from fuzzcompile.compiler.target import target_process
 from fuzzcompile.compiler.watch import aot_autograd, fresh_calls
 from fuzzcompile.compiler.watch import pass_patches as passes
 from fuzzcompile.compiler.watch import stage_patches as stages
-from fuzzcompile.compiler.watch.ledger import (
-    Frame,
-    GraphRecord,
-    Ledger,
-    LoweredGraph,
-    ProbeLedgers,
-)
+from fuzzcompile.compiler.watch.ledger import Frame, GraphRecord, Ledger, LoweredGraph, ProbeLedgers
 from fuzzcompile.compiler.watch.recorder import Recorder
 from fuzzcompile.compiler.watch.torch_patch import Patch, PatchProbe, forbid_wrapping
 from fuzzcompile.model.stages import (

@@ -13,15 +13,7 @@ from torch import fx
 from fuzzcompile.compiler.functional_run import NodeRun
 from fuzzcompile.compiler.graph_replay import NotReplayable, ReplayResult, draw_alike, list_random_calls, replay_graph
 from fuzzcompile.compiler.target.target_process import find_value_device
-from fuzzcompile.compiler.watch.ledger import (
-    CallInputs,
-    Frame,
-    GraphRecord,
-    Label,
-    Ledger,
-    Rewrite,
-    Snapshot,
-)
+from fuzzcompile.compiler.watch.ledger import CallInputs, Frame, GraphRecord, Label, Ledger, Rewrite, Snapshot
 from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS, MANDATORY
 from fuzzcompile.diagnosis.oracle import rounding
 from fuzzcompile.model.stages import FREEZING, JOINT_GRAPH, POST_GRAD, PRE_GRAD

@@ -231,10 +231,8 @@ class WatchedGraph:
         if value is None or not changes_meaning(change):
             return None
         # Constants of the IR are rounded to its dtype: what is right in that is not wrong in float64 for them.
-        native, right = (
-            _evaluate_or_none(self.evaluate(double=False).evaluate_node, name),
-            self.interpret(double=False).get(name),
-        )
+        native = _evaluate_or_none(self.evaluate(double=False).evaluate_node, name)
+        right = self.interpret(double=False).get(name)
         if native is not None and isinstance(right, torch.Tensor) and metrics.have_same_values(native, right):
             return None
         noisy = _evaluate_or_none(self.evaluate(double=True, noise_seed=1).evaluate_node, name)

@@ -12,7 +12,7 @@ from fuzzcompile.model.evidence import ONLY_EAGER, AliasDifference, EagerRefusal
 from fuzzcompile.model.signatures import normalise_message
 from fuzzcompile.model.stages import DECOMPOSITION, DYNAMO, FAKE_TENSOR, find_file_stage
 from fuzzcompile.model.thresholds import ROUNDING_FACTOR, VANISHING
-from fuzzcompile.model.verdicts import Comparison, Finding, Verdict
+from fuzzcompile.model.verdicts import AGREEING, Comparison, Finding, Verdict
 from fuzzcompile.run import metrics
 from fuzzcompile.run.observation import Failure, Observation, Value, drop_effects
 
@@ -78,7 +78,7 @@ def _is_flat(shape: Sequence[int], significant: Sequence[int]) -> bool:
 
 def _values_agree(comparison: Comparison) -> bool:
     suspicion = comparison.finding == "far" and comparison.within_scaled_tolerance
-    return suspicion or comparison.finding in ("same", "close", "wild")
+    return suspicion or comparison.finding in AGREEING
 
 
 def _with_aliases(comparison: Comparison, eager: Value, compiled: Value) -> Comparison:

@@ -35,14 +35,7 @@ from fuzzcompile.compiler.watch.aot_autograd import (
 )
 from fuzzcompile.compiler.watch.ledger import Frame, GraphRecord, Ledger, Snapshot
 from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
-from fuzzcompile.diagnosis.attribution.culprit import (
-    UNKNOWN,
-    Ablator,
-    Attribution,
-    Culprit,
-    Divergence,
-    Evidence,
-)
+from fuzzcompile.diagnosis.attribution.culprit import UNKNOWN, Ablator, Attribution, Culprit, Divergence, Evidence
 from fuzzcompile.diagnosis.attribution.steps import coarsest_epsilon, find_inputs, list_placeholders
 from fuzzcompile.diagnosis.operators.operator_ways import OPERATORS, check_operators
 from fuzzcompile.diagnosis.oracle import rounding

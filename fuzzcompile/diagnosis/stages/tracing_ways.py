@@ -53,7 +53,7 @@ from fuzzcompile.model.evidence import EFFECT, ObservableName
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DYNAMO, FUNCTIONALIZATION, JOINT_GRAPH
 from fuzzcompile.model.thresholds import ANOTHER_CALL_ULPS, OTHER_NUMBERS, SEMANTIC_STEP
-from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.model.verdicts import AGREEING, Verdict
 from fuzzcompile.run import runs
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.tensors import list_significant_strides
@@ -244,11 +244,10 @@ BRANCH = ways.Way("the operators of a program, and those of dynamo's graph", _fi
 # What a call leaves in Python objects: dynamo replays it behind its graphs.
 
 _LISTED = 6
-_AS_EAGER = ("same", "close", "wild")
 
 
 def _find_effects(divergence: Divergence) -> Iterator[Found]:
-    wrong = (comparison for comparison in divergence.trial.judgement.comparisons if comparison.finding not in _AS_EAGER)
+    wrong = (comparison for comparison in divergence.trial.judgement.comparisons if comparison.finding not in AGREEING)
     names = [name for comparison in wrong if (name := ObservableName.parse(comparison.name)).is_effect]
     if names:
         held = names[0].what.removeprefix(EFFECT).partition("(")[0]

@@ -22,9 +22,7 @@ from torch import nn
 from fuzzcompile.run.case import GradMode
 from fuzzcompile.run.device import Numerics, apply_numerics, list_held
 from fuzzcompile.run.held_state import list_undos
-from fuzzcompile.run.reachable_state import (
-    ReachedObjects,
-)
+from fuzzcompile.run.reachable_state import ReachedObjects
 from fuzzcompile.run.tensors import KnownCopies, StorageCopier, measure_storages
 
 # The state that surrounds a call: grad mode, autocast, numerics, defaults, random generators.

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fuzzcompile.model.contract import OutputJson, ReportJson, find_broken_promise
 from fuzzcompile.model.evidence import RANDOM_STATE, AliasDifference, LeafName, ObservableName
-from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.model.verdicts import AGREEING, Verdict
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run import metrics, runs
 from fuzzcompile.run.case import Case
@@ -436,7 +436,6 @@ def format_number(value: float) -> str:
 
 # The shortest form of script that shows what a report found.
 
-_HARMLESS = ("same", "close", "wild")
 _FORMS: dict[str, Form] = {
     Verdict.COMPILE_ERROR: "raises",
     Verdict.RUNTIME_ERROR: "raises",
@@ -485,7 +484,7 @@ def choose_comparison(plan: ScriptPlan, report: ReportJson) -> ScriptPlan:
 
 
 def _targets_from_evidence(probe: EagerProbe, evidence: Sequence[OutputJson]) -> list[ComparedValue]:
-    wrong = [entry for entry in evidence if entry.get("finding") not in _HARMLESS]
+    wrong = [entry for entry in evidence if entry.get("finding") not in AGREEING]
     targets = [t for t in (_target(probe, str(entry.get("name")), entry) for entry in wrong) if t is not None]
     # A wrong value matters more than right values in the wrong memory or layout, and a wrong output explains its
     # gradients.
