@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Literal, Self
 
 _OBSERVABLE = re.compile(
-    r"(?:call(?P<call>\d+)\.)?(?P<gradient>gradient of )?(?P<what>.+?)(?P<after> after the call)?", re.DOTALL
+    r"(?:call(?P<call>\d+)\.)?(?:(?P<derivative>gradient|tangent) of )?(?P<what>.+?)(?P<after> after the call)?",
+    re.DOTALL,
 )
 _LEAF = re.compile(r"(?P<kind>out|input|argument)(?P<index>\d+)(?:\.(?P<path>.+))?", re.DOTALL)
 
@@ -21,19 +22,22 @@ _LEAF = re.compile(r"(?P<kind>out|input|argument)(?P<index>\d+)(?:\.(?P<path>.+)
 EFFECT = "change of "
 
 
+Derivative = Literal["gradient", "tangent"]
+
+
 @dataclass(frozen=True)
 class ObservableName:
     """One thing that a run of a program shows: an output, a gradient, or what a call left in an input or the module."""
 
     what: str  # ``out0``, ``input1.key``, ``parameter weight``, ``buffer running_mean``, ``attribute steps``,
     call: int | None = None  # number of the call, from 0; None where there is only one
-    gradient: bool = False  # the gradient of ``what``
+    derivative: Derivative | None = None  # the gradient of ``what``, or in forward mode its tangent
     after: bool = False  # the state of ``what`` after the call
 
     def __str__(self) -> str:
         prefix = "" if self.call is None else f"call{self.call}."
-        gradient, after = "gradient of " if self.gradient else "", " after the call" if self.after else ""
-        return f"{prefix}{gradient}{self.what}{after}"
+        derivative = "" if self.derivative is None else f"{self.derivative} of "
+        return f"{prefix}{derivative}{self.what}{' after the call' * self.after}"
 
     @classmethod
     def parse(cls, name: str) -> Self:
@@ -42,7 +46,8 @@ class ObservableName:
         if match is None:  # an empty name
             return cls(name)
         call = None if match["call"] is None else int(match["call"])
-        return cls(match["what"], call, match["gradient"] is not None, match["after"] is not None)
+        derivative: Any = match["derivative"]
+        return cls(match["what"], call, derivative, match["after"] is not None)
 
     @property
     def is_effect(self) -> bool:

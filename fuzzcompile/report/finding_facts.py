@@ -164,9 +164,9 @@ class IssueFacts:
         self.misreads: Sequence[str] = () if kernel is None else kernel.get("misreads", ())
         self.outputs: Sequence[OutputJson] = evidence.get("outputs") or ()
         wrong = [entry for entry in self.outputs if entry.get("finding") not in (None, *AGREEING)]
-        gradients = {str(x.get("name")): ObservableName.parse(str(x.get("name"))).gradient for x in wrong}
-        # Gradients last, the worst of each first.
-        self.wrong = sorted(wrong, key=lambda entry: (gradients[str(entry.get("name"))], -_badness(entry)))
+        derivatives = {str(x.get("name")): ObservableName.parse(str(x.get("name"))).derivative for x in wrong}
+        # Derivatives last, the worst of each first.
+        self.wrong = sorted(wrong, key=lambda entry: (bool(derivatives[str(entry.get("name"))]), -_badness(entry)))
         # The only fault is which memory the outputs share.
         self.shares_wrongly = bool(wrong) and all(entry.get("finding") == "alias" for entry in wrong)
         self.measured: OutputJson | None = None  # the worst error; None if none is measured

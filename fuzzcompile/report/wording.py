@@ -461,7 +461,7 @@ def _measured(facts: IssueFacts, entry: OutputJson) -> str:
 def _name(facts: IssueFacts, entry: OutputJson) -> str:
     name = str(entry.get("name"))
     observable = ObservableName.parse(name)
-    if observable.gradient and observable.call is None:
+    if observable.derivative and observable.call is None:
         return f"The {name.replace('input', 'input ', 1) if name[-1].isdigit() else name}"
     return "The result" if len(facts.outputs) == 1 else f"`{name}`"
 

@@ -23,6 +23,7 @@ from fuzzcompile.run.device import (
     seed_everything,
 )
 from fuzzcompile.run.reachable_state import ReachedObjects, is_holder, name_holders
+from fuzzcompile.run.tangents import keep_tangent
 from fuzzcompile.run.tensors import (
     LOW_FLOATS,
     StorageCopier,
@@ -298,6 +299,7 @@ def place_input(tensor: torch.Tensor, copier: StorageCopier) -> torch.Tensor:
             result.retain_grad()
             made = result
     vars(made).update({name: value for name, value in vars(tensor).items() if not isinstance(value, torch.Tensor)})
+    keep_tangent(made, tensor, copier)
     return made
 
 

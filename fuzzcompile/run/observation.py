@@ -18,6 +18,7 @@ from fuzzcompile.run.case import Case, Reachable
 from fuzzcompile.run.case_program import CaseProgram
 from fuzzcompile.run.metrics import have_same_values
 from fuzzcompile.run.reachable_state import name_arguments, name_held_tensors, name_holders
+from fuzzcompile.run.tangents import is_level_entered, read_tangent
 from fuzzcompile.run.tensors import densify, find_aliases, is_wrapped, list_significant_strides, name_leaves, unwrap
 
 Phase = Literal["run", "compile"]
@@ -243,6 +244,18 @@ def _observe_plain(name: str, leaf: object, precision: torch.dtype) -> Value:
     return Value(name, leaf, "output", precision=precision if isinstance(leaf, float | complex) else None)
 
 
+def observe_tangents(call: int | None, output: object) -> list[Value]:
+    """The tangents of the floating outputs of a call that is made within a level; None for one that is missing."""
+    if not is_level_entered():
+        return []
+    tangents = []
+    for name, leaf in name_leaves(str(ObservableName("out", call, "tangent")), output):
+        if isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
+            tangent = read_tangent(leaf)
+            tangents.append(Value(name, None if tangent is None else _copy_dense(tangent), "gradient"))
+    return tangents
+
+
 def observe_mutations(call: int | None, before: StateBefore, program: CaseProgram, arguments: object) -> list[Value]:
     """Return all that the call changed: bits of tensors, memory that they share, plain attributes."""
     changed = []
@@ -335,7 +348,7 @@ def observe_gradients(call: int | None, program: CaseProgram, arguments: object)
 def list_gradient_leaves(call: int | None, program: CaseProgram, arguments: object) -> dict[str, torch.Tensor]:
     """The parameters and inputs that get a gradient, by the name of their gradient."""
     return {
-        str(ObservableName(name, call, gradient=True)): tensor
+        str(ObservableName(name, call, "gradient")): tensor
         for name, tensor in _collect_tensors(program, arguments).items()
         if tensor.requires_grad and (tensor.is_leaf or tensor.retains_grad)
     }

@@ -38,12 +38,14 @@ from fuzzcompile.run.observation import (
     observe_mutations,
     observe_outputs,
     observe_random_state,
+    observe_tangents,
     run_backward,
     save_state,
     weigh_outputs,
 )
 from fuzzcompile.run.pool.worker import say
 from fuzzcompile.run.reachable_state import ReachedObjects
+from fuzzcompile.run.tangents import put_tangents
 from fuzzcompile.run.tensors import describe_structure, list_tensors
 
 # Folders of the compiler, whose warnings about itself are left out.
@@ -163,10 +165,10 @@ def _observe_calls(
         call = number if len(program.calls) > 1 else None
         before = save_state(program, arguments)
         with _wrap_program_errors():
-            output = drive(case, target, arguments)
+            output = drive(case, target, put_tangents(arguments))
             wait_for_kernels((output, arguments))
         structures.append(describe_structure(output))
-        values += observe_outputs(call, output, program, arguments, earlier)
+        values += [*observe_outputs(call, output, program, arguments, earlier), *observe_tangents(call, output)]
         if case.backward:
             with _wrap_program_errors():
                 run_backward(output, required=case.state is None)

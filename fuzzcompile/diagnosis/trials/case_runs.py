@@ -53,6 +53,8 @@ class CompileCounts:
 
 
 NOISE_RUNS = 3
+# Autograd's refusal to differentiate through a tensor that was written to.
+_WRITTEN = "has been modified by an inplace operation"
 _OTHER_SEEDS = (5001, 5002, 5003)
 
 
@@ -75,6 +77,20 @@ class CaseRuns:
     def eager(self) -> Observation:
         """The eager run."""
         return runs.run_eager(self.case, self.device)
+
+    @functools.cached_property
+    def eager_with_saved(self) -> Observation | None:
+        """The eager run whose backward pass reads what its forward pass saved, although it is written to in between.
+
+        None if that is not what eager mode refuses.
+        """
+        failure = self.eager.failure
+        if failure is None or _WRITTEN not in failure.message:
+            return None
+        program = build(self.case, self.device)
+        with torch.autograd.graph.allow_mutation_on_saved_tensors():
+            made = runs.observe(self.case, program, program.model)
+        return None if made.failure else made
 
     @functools.cached_property
     def again(self) -> Observation:

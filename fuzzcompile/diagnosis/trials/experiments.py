@@ -39,7 +39,7 @@ from fuzzcompile.model.contract import AOTI, COMPILE, EAGER, EXPORT
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.model.stages import RUNTIME
 from fuzzcompile.model.tolerances import Tolerances
-from fuzzcompile.model.verdicts import HARMLESS, Verdict
+from fuzzcompile.model.verdicts import AGREEING, HARMLESS, Verdict
 from fuzzcompile.run import runs
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.case_program import CaseProgram, build
@@ -262,7 +262,7 @@ class Experiments:
         if current_target() is not None:  # strides are the device's own, and eager ran on the CPU
             compiled = with_eager_strides(eager, compiled)
         if eager.failure or compiled.failure:
-            return judge(Observations(eager, eager, eager, (), compiled))
+            return self._judge_failures(compiled)
         if self.runs.draws and not self.runs.reference_draws_alike:
             judged = replace(self._judge_against(self.baseline, compiled), confidence="low")
             return self._allow_rounding(judged, compiled) or judged
@@ -271,6 +271,23 @@ class Experiments:
             return with_casts
         without_casts = self._judge_against(self.runs.exact, compiled)
         return with_casts if without_casts.suspicious else replace(without_casts, casts_dropped=True)
+
+    def _judge_failures(self, compiled: Observation) -> Judgement:
+        """Judge a run where eager mode or compiled code raises.
+
+        What autograd refuses because a saved tensor was written to is no bug if compiled code has saved it elsewhere.
+        """
+        eager = self.runs.eager
+        judged = judge(Observations(eager, eager, eager, (), compiled))
+        saved = self.runs.eager_with_saved if judged.verdict is Verdict.ACCEPTS_INVALID else None
+        if saved is None:
+            return judged
+        values = judge(Observations(saved, saved, saved, (), compiled))
+        wrong = tuple(c for c in values.comparisons if c.finding not in AGREEING)
+        if values.verdict.is_bug and wrong:
+            return replace(judged, comparisons=wrong)
+        detail = f"eager raises {eager.failure}; compiled computes what eager does from what was there before the write"
+        return Judgement(Verdict.INVALID, detail=detail)
 
     def _allow_rounding(self, judged: Judgement, compiled: Observation) -> Judgement | None:
         """The judgement whose suspicious values have float64's for a reference, as no random numbers are in them.

@@ -23,6 +23,7 @@ from fuzzcompile.run.case import GradMode
 from fuzzcompile.run.device import Numerics, apply_numerics, list_held
 from fuzzcompile.run.held_state import list_undos
 from fuzzcompile.run.reachable_state import ReachedObjects
+from fuzzcompile.run.tangents import enter_level, is_level_entered
 from fuzzcompile.run.tensors import KnownCopies, StorageCopier, measure_storages
 
 # The state that surrounds a call: grad mode, autocast, numerics, defaults, random generators.
@@ -70,7 +71,8 @@ class RandomState:
 class Ambient:
     """The state around a call, which surrounds each run of it again.
 
-    ``autocast`` are the regions entered, as the arguments of `torch.autocast`.
+    ``autocast`` are the regions entered, as the arguments of `torch.autocast`; ``has_tangents`` says that the call is
+    made within a level of forward-mode differentiation.
     """
 
     grad: GradMode
@@ -80,6 +82,7 @@ class Ambient:
     switches: tuple[object, ...]
     precisions: tuple[str, ...]
     device: torch.device
+    has_tangents: bool
 
     @classmethod
     def current(cls) -> Ambient:
@@ -95,6 +98,7 @@ class Ambient:
             tuple(read() for read, _ in _SWITCHES),
             tuple(str(group.fp32_precision) for group in _precision_groups()),
             torch.get_default_device(),
+            is_level_entered(),
         )
 
     @contextlib.contextmanager
@@ -114,6 +118,8 @@ class Ambient:
                 stack.enter_context(self.device)
             for region in self.autocast:
                 stack.enter_context(torch.autocast(*region))
+            if self.has_tangents:
+                stack.enter_context(enter_level())
             yield
 
 

@@ -193,7 +193,9 @@ def find_expression(name: str, probe: EagerProbe) -> str | None:
         reached = _of_call(leaf, observable.call or 0, probe)
     else:
         reached = _state(*observable.what.split(" ", 1), model=probe.model) if " " in observable.what else None
-    return f"{reached}.grad" if reached and observable.gradient else reached
+    if reached and observable.derivative == "tangent":
+        return f"torch.autograd.forward_ad.unpack_dual({reached}).tangent"
+    return f"{reached}.grad" if reached and observable.derivative else reached
 
 
 def is_tensor(name: str, probe: EagerProbe) -> bool:
