@@ -131,8 +131,8 @@ def test_a_wrong_write_into_the_cache_is_found_in_the_decode_step_that_makes_it(
     plant, path = tmp_path / "plant.py", tmp_path / "script.py"
     plant.write_text(PLANT)
     path.write_text(HEAD.format(model=MODELS["llama"]) + STATIC + COMPILED + GENERATE)
-    assert judged(path, plant)["verdict"] in ("equal", "rounding")
-    report = judged(path, plant, "--call", "2")
+    assert judged(path, plant, "--call", "1")["verdict"] in ("equal", "rounding")
+    report = judged(path, plant)  # the prefill is right, so that the later calls are looked at
     assert report["verdict"] == "miscompile"
     assert (report["culprit"]["stage"], report["culprit"]["rewrite"]) == ("decomposition", "aten.index_copy.default")
     assert report["culprit"]["site"].startswith("cache_utils.py")
