@@ -95,6 +95,11 @@ def wrong_vector(name: str) -> contextlib.AbstractContextManager[Any]:
     return code(cpp.CppVecOverrides, name, lambda x: f"({x}.{name}() * at::vec::Vectorized<float>(1.01))")
 
 
+def rounded_vector(name: str) -> contextlib.AbstractContextManager[Any]:
+    """Two units in the last place off, as another library's function may be."""
+    return code(cpp.CppVecOverrides, name, lambda x: f"({x}.{name}() * at::vec::Vectorized<float>(1.0000002f))")
+
+
 def wrong_difference() -> contextlib.AbstractContextManager[Any]:
     return code(cpp.CppVecOverrides, "sub", lambda a, b: f"({a} - {b} * at::vec::Vectorized<float>(1.01))")
 

@@ -78,7 +78,9 @@ def find_wrong_side(experiments: Experiments, trial: Trial, decision: Decision) 
     """The side that is wrong in a decision on values; None for other verdicts, and where eager is not a side."""
     if experiments.against != "eager":
         return None
-    if (decision.verdict.kind == "values" or decision.verdict in _UNSURE) and not experiments.is_deterministic:
+    unsure = decision.verdict.kind == "values" or decision.verdict in _UNSURE
+    # Compiled code that does not repeat itself may call what eager mode repeats by chance.
+    if unsure and (decision.verdict is Verdict.NONDETERMINISTIC or not experiments.is_deterministic):
         unsteady = find_unsteady_kernel(experiments.runs)
         if unsteady is not None:
             right = unsteady.judge(experiments.runs, trial.observation).verdict in HARMLESS

@@ -12,8 +12,12 @@ from plants.mended import MendedFault
 from plants.sides import FAULTS, SharedFault, compiler_fault, eager_fault, is_strided, scaled, write_program
 from torch._inductor import lowering
 
+from fuzzcompile.diagnosis.decision import Decision
 from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.diagnosis.wrong_side import find_wrong_side
 from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.casefiles.case_module import load_case
 
 aten = torch.ops.aten
@@ -158,3 +162,15 @@ def test_a_kernel_that_gets_the_parameters_of_a_module_is_named_too(write_case):
     report = triage(load_case(write_case(MODULE)), CPU).to_json()
     assert (report["verdict"], report["wrong"], report["confidence"]) == ("eager_wrong", "eager", "high")
     assert report["culprit"]["rewrite"] == "aten.native_batch_norm_backward.default"
+
+
+def test_a_kernel_that_eager_repeats_by_chance_is_why_compiled_differs_from_compile_to_compile(write_case, monkeypatch):
+    monkeypatch.setattr(Experiments, "is_deterministic", True)
+    source = """
+import torch
+def make():
+    return lambda x: torch.median(x, 0).values, (torch.arange(60.0).view(20, 3)[4:5].expand(4, 3),)
+"""
+    experiments = Experiments(load_case(write_case(source)), CPU)
+    side = find_wrong_side(experiments, experiments.trial(), Decision(Verdict.NONDETERMINISTIC, "low"))
+    assert side is not None and side.call is not None and side.call.operator is aten.median.dim

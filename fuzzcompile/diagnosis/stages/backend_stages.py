@@ -270,6 +270,34 @@ def _prove_vectorised(ablator: Ablator, wrong: LoweredStep, single: LoweredStep 
     return Attribution(_make_code_culprit(wrong, single, rewrite, vectorised=True, necessary=True))
 
 
+def prove_vectors(ablator: Ablator) -> Attribution | None:
+    """An operator whose code in vectors rounds otherwise than its code in scalars, where no kernel alone is wrong.
+
+    A value that is computed twice, once in each, is then not equal to itself.
+    """
+    if ablator.screens or ablator.trial.observation.failure is not None:
+        return None
+    watched = ablator.run_trial(replace(ablator.how, kernels=True, record=True))
+    steps = (
+        LoweredStep(look.lowered, kernel.nodes, kernel)
+        for look in watch_graphs(watched.ledger)
+        for kernel in look.lowered.kernels
+        if not kernel.extern
+    )
+    vectorised = [step for step in steps if step.is_vectorised]
+    if ablator.repairs(watched) or not vectorised:
+        return None
+    generator = vectorised[0].generator
+    written = ((step, step.kernel.writes) for step in vectorised if step.kernel is not None)
+    found = {name: step for step, buffers in written for name in step.list_code_operators(*buffers)}
+    if not proofs.is_right_without_vectors(ablator, generator):
+        return None
+    named, _ = proofs.find_right_in_scalars(ablator, generator, list(found))
+    if named is None:
+        return None
+    return Attribution(_make_code_culprit(found[named], None, named, vectorised=True, necessary=True))
+
+
 def _prove_scalar(ablator: Ablator, wrong: LoweredStep, single: LoweredStep | None) -> Attribution:
     """Wrong in scalars and on its own: the code of an operator; proved by having ATen compute it."""
     at = single or wrong

@@ -21,7 +21,7 @@ from fuzzcompile.model import stages
 _LOST, _OPERATORS, _KERNELS = operators.LOST_CHECKS, operators.OPERATORS, operators.KERNELS
 DYNAMO = SideBySide(
     stages.DYNAMO,
-    (_LOST, tracing_ways.EFFECTS, tracing_ways.CALLS, tracing_ways.BRANCH),
+    (_LOST, tracing_ways.EFFECTS, tracing_ways.CALLS, tracing_ways.ANSWERS, tracing_ways.BRANCH),
     cleared_by=Backend("eager"),
 )
 FUNCTIONALIZATION = SideBySide(
@@ -113,6 +113,7 @@ ORDER: tuple[SearchStep, ...] = (
     SearchStep(Shows.IN_GRAPHS, _doubt_way(_LOST)),
     SearchStep(Shows.IN_CODE, prove_templates),
     SearchStep(Shows.IN_CODE, partial(search_behind_graphs, BACKEND_STAGES)),
+    SearchStep(Shows.IN_CODE, backend_stages.prove_vectors),
     SearchStep(Shows.UNPROVED, partial(prove_rewrites, ground=Ground.SHARED_MEMORY)),
 )
 # The backends of PyTorch's ladder, each of which adds a part of the compiler, and the stage at fault if it is the first

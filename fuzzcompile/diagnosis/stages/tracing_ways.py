@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import types
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -55,7 +56,9 @@ from fuzzcompile.model.stages import DYNAMO, FUNCTIONALIZATION, JOINT_GRAPH
 from fuzzcompile.model.thresholds import ANOTHER_CALL_ULPS, OTHER_NUMBERS, SEMANTIC_STEP
 from fuzzcompile.model.verdicts import AGREEING, Verdict
 from fuzzcompile.run import runs
+from fuzzcompile.run.call_state import list_mode_queries
 from fuzzcompile.run.case_program import build
+from fuzzcompile.run.reachable_state import ReachedObjects, list_global_names
 from fuzzcompile.run.tensors import list_significant_strides
 
 __watches_calls__ = True  # its frames stand between a call and the program that makes it
@@ -241,6 +244,32 @@ CALLS = ways.Way("a program's calls, and the nodes of dynamo's graphs", _compare
 BRANCH = ways.Way("the operators of a program, and those of dynamo's graph", _find_branch, _prove_branch)
 
 
+# What a program asks of the process: dynamo answers for it.
+
+
+def _find_answers(divergence: Divergence) -> Iterator[Found]:
+    program = build(divergence.experiments.case, divergence.experiments.device)
+    functions = (each for each in ReachedObjects({"": program.model}).objects if isinstance(each, types.FunctionType))
+    read = {name for function in functions for name in list_global_names(function.__code__)}
+    for name, query in list_mode_queries().items():
+        if query.__name__ in read:
+            culprit = Culprit(DYNAMO, None, name, name, details={"kind": "answer"})
+            yield Found(culprit, GraphBreak(((name, query),)))
+
+
+def _prove_answers(ablator: Ablator, found: Found) -> Attribution | None:
+    """The question, if the program is right once eager mode answers it; asking alone accuses nothing."""
+    attribution = ways.prove_without(ablator, found)
+    return (
+        attribution
+        if attribution is not None and attribution.culprit is not None and attribution.culprit.necessary
+        else None
+    )
+
+
+ANSWERS = ways.Way("a program's questions, and dynamo's answers", _find_answers, _prove_answers, most=None)
+
+
 # What a call leaves in Python objects: dynamo replays it behind its graphs.
 
 _LISTED = 6
@@ -420,8 +449,12 @@ def _find_lossy_write(snapshot: Snapshot, inputs: Sequence[Any], plain: NodeRun)
 def _find_differing_node(graph: fx.Graph, plain: NodeRun, functional: NodeRun) -> fx.Node | None:
     """The first node whose value differs or, if one before it has another layout, that one: it is read by memory."""
     laid_out: fx.Node | None = None
+    hollow: set[fx.Node] = set()  # what holds whatever was in its memory
     for node in graph.nodes:
         value, functionally = plain.values.get(node.name), functional.values.get(node.name)
+        if _is_hollow(node, plain, hollow):
+            hollow.add(node)
+            continue
         if value is None or functionally is None:
             continue
         if ways.measure_step(value, functionally) > SEMANTIC_STEP:
@@ -458,11 +491,23 @@ def _word_functional(
     culprit = Culprit.from_operator(FUNCTIONALIZATION, str(operator) if operator is not None else None)
     if node is not None:
         culprit = replace(culprit, nodes=(node.name,), site=find_location([node]))
+    if operator is not None and torch.Tag.nondeterministic_seeded in operator.tags:
+        # All are drawn into new memory, and their numbers land in its order.
+        culprit = replace(culprit, family="numbers drawn in place")
     return Found(replace(culprit, step=parting.step, confidence="low", details=details))
 
 
 def _is_written(node: fx.Node, run: NodeRun) -> bool:
     return any(_writes(operator) for operator in run.operators.get(node.name, ()))
+
+
+def _is_hollow(node: fx.Node, run: NodeRun, hollow: Collection[fx.Node]) -> bool:
+    """Return whether a node makes uninitialised memory, or a view of that which is not written to."""
+    called = run.operators.get(node.name, [])
+    if any(get_operator_family(str(operator)) in facts().operators.uninitialised for operator in called):
+        return True
+    views = called and all(operator._schema.returns and operator._schema.returns[0].alias_info for operator in called)
+    return bool(views) and not any(map(_writes, called)) and bool(node.args) and node.args[0] in hollow
 
 
 def _writes(operator: Any) -> bool:

@@ -336,3 +336,27 @@ def test_a_template_of_products_that_is_wrong_is_named(write_case, monkeypatch: 
     assert report.verdict == "miscompile"
     assert culprit is not None
     assert (culprit.stage, culprit.family, culprit.necessary) == ("codegen", "CppGemmTemplate", True)
+
+
+TWICE = """
+import torch
+
+BACKWARD = True
+
+def program(x):
+    first, second = torch.nn.functional.gelu(x).chunk(2, -1)
+    return second.amax(), first
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(1, 3, 2, requires_grad=True),)
+"""
+
+
+def test_an_operator_that_rounds_otherwise_in_vectors_than_in_scalars_is_named(write_case):
+    """A maximum of what vectors gave, whose gradient looks for it among what scalars gave: no kernel is wrong."""
+    with plants.rounded_vector("erf"):
+        report = triage(load_case(write_case(TWICE)), CPU).to_json()
+    culprit = report["culprit"]
+    assert (report["verdict"], culprit["stage"], culprit["rewrite"]) == ("nonfinite", "codegen", "CppVecOverrides.erf")
+    assert culprit["necessary"] and "erf in scalars" in [ablation["toggle"] for ablation in report["ablations"]]

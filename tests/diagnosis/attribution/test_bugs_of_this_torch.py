@@ -112,3 +112,54 @@ def test_a_function_that_is_decomposition_and_fake_tensor_rule_at_once_is_one_cu
     culprit = report["culprit"]
     assert (culprit["stage"], culprit["rewrite"]) == ("decomposition", "aten.xlogy.Tensor")
     assert culprit["necessary"] is True and report["contributors"] == []
+
+
+# Dynamo answers for the process: in inference mode it takes gradients to be off, whatever the program sets.
+ASKED = """
+import torch
+
+GRAD = "inference_mode"
+
+def program(x):
+    return x.sin() * 2 if torch.is_grad_enabled() else x.sin()
+
+def run(model, inputs):
+    with torch.set_grad_enabled(True):
+        return model(*inputs)
+
+def make():
+    return program, (torch.ones(3),)
+"""
+# A functional draw fills new memory, in the order of which the numbers then lie.
+DRAWN_IN_PLACE = """
+import torch
+
+OPTIONS = {"fallback_random": True}
+
+def program(x):
+    rolled = x.roll(-1, -2)
+    filled = torch.empty_like(rolled.mT).mT.copy_(rolled)
+    x[..., ::2].normal_()
+    return x, torch.stack([rolled, filled])
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(2, 10, 32),)
+"""
+
+
+@pytest.mark.skipif(
+    not torch.__version__.startswith(("2.13.", "2.15.")), reason="what dynamo answers hangs on the torch"
+)
+def test_a_question_that_dynamo_answers_wrongly_is_named(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(ASKED)), torch.device("cpu")).to_json()
+    culprit = report["culprit"]
+    assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("dynamo", "torch.is_grad_enabled", True)
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the order of numbers hangs on the torch")
+def test_uninitialised_memory_is_not_blamed_for_numbers_in_another_order(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(DRAWN_IN_PLACE)), torch.device("cpu")).to_json()
+    culprit = report["culprit"]
+    assert (culprit["stage"], culprit["rewrite"]) == ("functionalization", "aten.normal_.default")
+    assert culprit["family"] == "numbers drawn in place" and culprit["necessary"]
