@@ -5,22 +5,25 @@ from __future__ import annotations
 import ast
 import contextlib
 import signal
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from fuzzcompile.compiler.compile_changes import CompileChange
+from fuzzcompile.compiler.graph_caches import GRAPH_CACHES, GraphCache, keep_graphs
 from fuzzcompile.compiler.session import Compilation, CompileSession, open_user_settings
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.recorder import Recorder
 from fuzzcompile.diagnosis.decision import Decision
 from fuzzcompile.diagnosis.engine import JudgedTrial, Spending
 from fuzzcompile.diagnosis.refusals import find_difference
-from fuzzcompile.diagnosis.stale_calls import Attempt, explain_stale_call
+from fuzzcompile.diagnosis.stale_calls import Attempt, explain_cached_graph, explain_stale_call
 from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
@@ -63,18 +66,18 @@ def look_at_calls(file: CaseFile, device: torch.device, deadline: float, ignored
 
     The calls of one callable share its graphs, as in the script. ``ignored`` are calls that part by rounding.
     """
-    look = _Look(file, device, deadline, ignored=frozenset(ignored))
+    look = _Look(file, device, deadline, caches=GRAPH_CACHES, ignored=frozenset(ignored))
     look.execute()
     if look.parted is None or look.stale is None:
         return ScriptCalls(look.looked, look.whole, look.parted)
 
-    def attempt(changes: Sequence[CompileChange]) -> Attempt:
-        again = _Look(file, device, deadline, tuple(changes), until=look.parted)
+    def attempt(changes: Sequence[CompileChange], caches: Sequence[GraphCache] = ()) -> Attempt:
+        again = _Look(file, device, deadline, tuple(changes), tuple(caches), until=look.parted)
         again.execute()
         return Attempt(again.right, again.ledger)
 
     answer = look.stale
-    stale = explain_stale_call(attempt, answer.decision)
+    stale = explain_cached_graph(attempt, answer.decision, look.hit) or explain_stale_call(attempt, answer.decision)
     report = None if stale is None else answer.with_stale_call(stale).report(stale.attribution)
     return ScriptCalls(look.looked, look.whole, look.parted, report)
 
@@ -134,6 +137,7 @@ class _Look:
     device: torch.device
     deadline: float
     changes: tuple[CompileChange, ...] = ()
+    caches: tuple[GraphCache, ...] = ()  # of graphs on disk, used where the script leaves them on
     until: int | None = None
     ignored: frozenset[int] = frozenset()
     looked: int = 0
@@ -142,6 +146,7 @@ class _Look:
     parted: int | None = None
     stale: JudgedTrial | None = None
     ledger: Ledger = field(default_factory=Ledger)
+    hit: tuple[GraphCache, ...] = ()  # those that a graph has come out of
     _recorders: dict[object, Recorder] = field(default_factory=dict)
     _compiled: dict[tuple[int, int], Callable[..., Any]] = field(default_factory=dict)
     _last: list[RecordedCall] = field(default_factory=list)
@@ -150,7 +155,9 @@ class _Look:
     def execute(self) -> None:
         """Run the script until its time is over, whether it makes calls or not."""
         self.run = ScriptRun(self.file, self.device, visit=self._visit)
-        with _ring(self.deadline - time.monotonic(), self._end_in_time):
+        with contextlib.ExitStack() as stack:
+            self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fuzzcompile-")))
+            stack.enter_context(_ring(self.deadline - time.monotonic(), self._end_in_time))
             self.run.execute()
 
     def _end_in_time(self) -> None:
@@ -230,8 +237,12 @@ class _Look:
         key, code = (record.number, id(record.target)), _find_code(record.target)
         recorder = self._recorders.setdefault(code, Recorder(snapshots=False, capturing=False))
         how = Compilation(() if fresh else self.changes, record=False)
+        used = () if fresh else tuple(cache for cache in self.caches if cache.is_on)
+        before = {cache.name: cache.count_hits() for cache in used}
         with contextlib.ExitStack() as stack:
+            stack.callback(lambda: self._note_hits(used, before))
             stack.enter_context(open_user_settings())
+            stack.enter_context(keep_graphs(self._folder, used))
             for change in how.changes:
                 stack.enter_context(change.apply(recorder))
             session = CompileSession(record.settings, how, recorder)
@@ -240,6 +251,10 @@ class _Look:
             if key not in self._compiled:
                 self._compiled[key] = session.compile(record.target)
             return self._observe(case, self._compiled[key], recorder)
+
+    def _note_hits(self, used: Sequence[GraphCache], before: Mapping[str, int]) -> None:
+        hit = (cache for cache in used if cache.count_hits() > before[cache.name])
+        self.hit = tuple(dict.fromkeys((*self.hit, *hit)))
 
 
 @contextlib.contextmanager

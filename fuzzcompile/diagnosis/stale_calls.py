@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fuzzcompile.compiler.compile_changes import CompileChange, CompiledAnew, DynamoSettings
+from fuzzcompile.compiler.graph_caches import GraphCache
 from fuzzcompile.compiler.kernels.kernel_loops import find_definition
 from fuzzcompile.compiler.session import find_path
 from fuzzcompile.compiler.torch_config import has_entry, load_config
@@ -22,7 +23,7 @@ from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.contract import COMPILE
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import UnsafeSetting, facts
-from fuzzcompile.model.stages import DYNAMO
+from fuzzcompile.model.stages import DYNAMO, RUNTIME, find_file_stage
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run.call_state import CallState, FactKind, StateFact
 
@@ -63,6 +64,10 @@ class Attempt:
 
 Compile = Callable[[Sequence[CompileChange]], Attempt]
 """Compiles a program under some changes and makes its calls."""
+
+
+CachedCompile = Callable[[Sequence[CompileChange], Sequence[GraphCache]], Attempt]
+"""The same, where the compiler may take graphs from some caches on disk."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,34 @@ def explain_stale_call(attempt: Compile, decision: Decision) -> StaleCall | None
     told = f"{why}; what changed in between: {'; '.join(culprit.details['between_calls']) or 'nothing that it reaches'}"
     stale = StaleCall(replace(decision, verdict=Verdict.STALE, detail=told), attribution)
     return _allow_setting(attempt, stale) or stale
+
+
+def explain_cached_graph(attempt: CachedCompile, decision: Decision, hit: Sequence[GraphCache]) -> StaleCall | None:
+    """Find the cache on disk that gave a call the graph of another program; None where they are not why.
+
+    ``hit`` are those that a graph has come out of. With none of them, the calls must be right.
+    """
+    if not hit or not attempt([], ()).right:
+        return None
+    ablations, needed = [Ablation("no graphs from caches on disk", True, None)], hit[0]
+    for cache in reversed(hit):  # one cannot be used without those before it
+        repaired = attempt([], [other for other in hit if other is not cache]).right
+        ablations.append(Ablation(f"no graphs from {cache.name}", repaired, None))
+        if repaired:
+            needed = cache
+            break
+    calls = attempt([CompiledAnew()], ()).ledger.calls
+    changes = _list_changes(calls) if len(calls) > 1 else {}
+    said = [calls[number].describe_change(name, calls[0]) for name, number in changes.items()][:_MOST]
+    file, line = find_definition(needed.key)
+    module, _, name = needed.key.partition(":")
+    stage = find_file_stage(f"{module.replace('.', '/')}.py") or RUNTIME
+    details: DetailsJson = {"kind": "cache", "between_calls": said}
+    culprit = Culprit(stage, None, name, "cache key", (), file, line, necessary=True, details=details)
+    setting = f"torch._{needed.config}.config.{needed.entry} = False"
+    told = f"a call runs a graph that {needed.name} on disk keeps of another program; without it, it is right"
+    attribution = Attribution(culprit, ablations=ablations, workaround=Workaround(setting))
+    return StaleCall(replace(decision, verdict=Verdict.STALE, detail=told), attribution)
 
 
 def _find_needed(attempt: Compile, names: list[str], ablations: list[Ablation]) -> list[str] | None:

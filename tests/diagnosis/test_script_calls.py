@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from pathlib import Path
 from typing import Any
@@ -135,3 +136,48 @@ def test_a_script_that_goes_on_for_long_behind_its_calls_is_left(write_case, mon
     report = judge(write_case, LOOPED.format(scale=2.0) + "import time\ntime.sleep(600)\n")
     assert time.monotonic() - began < 300
     assert any("further calls were not looked at" in note for note in report["evidence"]["notes"])
+
+
+TWO_PROGRAMS = """
+import torch
+
+def make(scale):
+    @torch.compile
+    def scaled(x):
+        return x.sin() * scale
+    return scaled
+
+x = torch.ones(4)
+for scale in (2.0, 3.0):
+    print(make(scale)(x))
+"""
+CACHES = {
+    "enable_autograd_cache": (
+        "torch._functorch._aot_autograd.autograd_cache",
+        "autograd_cache_key",
+        "functionalization",
+    ),
+    "fx_graph_cache": ("torch._inductor.codecache", "compiled_fx_graph_hash", "codegen"),
+}
+
+
+@pytest.mark.parametrize("entry", CACHES)
+def test_a_graph_that_a_cache_on_disk_keeps_of_another_program_is_stale(write_case, monkeypatch, entry: str):
+    module, name, stage = CACHES[entry]
+    original = getattr(importlib.import_module(module), name)
+    monkeypatch.setattr(f"{module}.{name}", lambda *args, **kwargs: ("a" * 52, original(*args, **kwargs)[1]))
+    report = judge(write_case, TWO_PROGRAMS)
+    assert (report["verdict"], report["confidence"]) == ("stale", "high")
+    assert (report["culprit"]["stage"], report["culprit"]["rewrite"]) == (stage, name)
+    assert report["workaround"]["how"].endswith(f"{entry} = False") and "on disk" in report["detail"]
+
+
+def test_two_programs_whose_graphs_come_from_the_caches_are_right(write_case):
+    assert judge(write_case, TWO_PROGRAMS)["verdict"] in ("equal", "rounding")
+
+
+def test_a_script_that_switches_the_caches_off_has_none(write_case, monkeypatch):
+    module, name, _ = CACHES["fx_graph_cache"]
+    monkeypatch.setattr(f"{module}.{name}", lambda *args, **kwargs: pytest.fail("a key was made"))
+    source = TWO_PROGRAMS.replace("x = torch", "torch._inductor.config.force_disable_caches = True\nx = torch")
+    assert judge(write_case, source)["verdict"] in ("equal", "rounding")

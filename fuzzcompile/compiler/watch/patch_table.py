@@ -10,6 +10,7 @@ from fuzzcompile.compiler import (
     compiling_predicate,
     custom_code,
     graph_breaks,
+    graph_caches,
     source_probes,
     torch_api,
     torch_config,
@@ -412,6 +413,7 @@ REPLACED: tuple[ReplacedAttribute, ...] = (
     source_probes.CODE,
     decompositions.DISPATCHER_KERNELS,
     ir_evaluation.FREE_INDEXING,
+    *(cache.folder for cache in graph_caches.GRAPH_CACHES),
 )
 
 
