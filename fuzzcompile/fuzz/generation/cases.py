@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.database import InMemoryExampleDatabase
 
+from fuzzcompile.fuzz.aliased_programs.grammar import draw_aliased
 from fuzzcompile.fuzz.generation.inputs import fit_spec
 from fuzzcompile.fuzz.generation.profile import CPU_REPERTOIRE, GPU_REPERTOIRE, Profile, Repertoire, StaleRecipe
 from fuzzcompile.fuzz.generation.rendering import render
@@ -49,10 +50,10 @@ from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.inductor_toggles import EAGER_NUMBERS, FOR_GPU, OWN_RANDOM_STREAM
 from fuzzcompile.programs.edits.tensor_values import InputLayout
 
-# Percentage of cases that are a plain attention, without a near miss; of stateful programs among the others; and of
-# operator programs among the rest. They can be steered by the names that such cases have: bench/steering.py compares
-# other shares.
-_PLAIN, _STATEFUL, _PROGRAMS = 10, 20, 50
+# Percentage of cases that are a plain attention, without a near miss; of stateful programs among the others; of aliased
+# programs among these others; and of operator programs among the rest. They can be steered by the names that such cases
+# have: bench/steering.py compares other shares.
+_PLAIN, _STATEFUL, _ALIASED, _PROGRAMS = 10, 20, 8, 50
 # Percentage of stateful programs that end in an operator program.
 _COMPUTED = 55
 # How often each choice is drawn among the others, the simplest first.
@@ -84,6 +85,8 @@ def case_strategy(draw: st.DrawFn, profile: Profile) -> CaseSpec:
         return replace(fit_spec(_draw_plain(pen, profile)), seed=pen.number(999_999))
     if pen.chance(_STATEFUL, "stateful") and profile.near_misses:
         return replace(_draw_stateful(pen, profile), seed=pen.number(999_999))
+    if pen.chance(_ALIASED, "aliased_program") and profile.near_misses:
+        return replace(_draw_aliased(pen, profile), seed=pen.number(999_999))
     if pen.chance(_PROGRAMS, "program") and profile.near_misses:
         return replace(_draw_program(pen, profile), seed=pen.number(999_999))
     block, embedding = _draw_block(pen)
@@ -186,6 +189,21 @@ def _draw_stateful(pen: Pen, profile: Profile) -> CaseSpec:
         spec = replace(spec, program=replace(spec.program, outputs=("x", *(name for name in outputs if name != "x"))))
     spec = replace(spec, state=draw_state(pen, spec))
     return fit_spec(_choose_random_numbers(pen, spec))
+
+
+def _draw_aliased(pen: Pen, profile: Profile) -> CaseSpec:
+    """Reads and writes of tensors that share memory, which nothing else stands beside."""
+    grad = pen.draw_weighted(_GRADS)
+    dynamic = pen.draw_weighted([(None, 75), (True, 25)])
+    attention = Attention(idioms("attention")[0].name)
+    dtype = pen.one_of(profile.dtypes)
+    return CaseSpec(
+        attention=attention,
+        dims=Dims(1, 1, 1, 1),
+        aliases=draw_aliased(pen, dtype),
+        dtype=dtype,
+        compile=Compile(grad=grad, dynamic=dynamic),
+    )
 
 
 def _choose_random_numbers(pen: Pen, spec: CaseSpec) -> CaseSpec:

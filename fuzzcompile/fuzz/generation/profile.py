@@ -10,6 +10,7 @@ from typing import Any
 import hypothesis
 import msgspec
 
+from fuzzcompile.fuzz.aliased_programs.grammar import list_alias_names
 from fuzzcompile.fuzz.generation.spec import NEAR_MISSES, Dims
 from fuzzcompile.fuzz.idioms.registry import idioms
 from fuzzcompile.fuzz.operator_programs.numerics import load_operator_table
@@ -39,7 +40,7 @@ def list_names(*, gpu: bool = False) -> tuple[Name, ...]:
         *(Name(idiom.name, idiom.role, idiom.weight, idiom.summary) for idiom in idioms()),
         *(Name(miss.name, "near_miss", miss.percent, miss.summary) for miss in NEAR_MISSES),
         *(Name(made.name, "production", made.weight, made.summary) for made in PRODUCTIONS.values()),
-        *(Name(*name) for name in list_state_names()),
+        *(Name(*name) for name in (*list_state_names(), *list_alias_names())),
         *(Name(toggle.name, "toggle", toggle.weight, toggle.summary) for toggle in toggles),
     )
 

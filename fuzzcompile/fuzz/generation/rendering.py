@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from jinja2.environment import TemplateModule
 
+from fuzzcompile.fuzz.aliased_programs.grammar import render_aliased
 from fuzzcompile.fuzz.generation.inputs import (
     Sizes,
     list_activations,
@@ -35,11 +36,15 @@ from fuzzcompile.programs.edits.tensor_values import find_functions, format_tupl
 def _describe(spec: CaseSpec) -> str:
     lines = ["A generated case.", ""]
     parts = [("Idioms", spec.idioms), ("Near misses", spec.near_misses), ("Operators", spec.operators)]
-    parts += [("State", spec.states)] if spec.state else []
+    parts += [("State", spec.states)] if spec.state else [("Aliases", spec.aliasing)] if spec.aliases else []
     for title, names in (*parts, ("Choices", spec.choices)):
         text = f"{title}: {', '.join(names) or 'none'}."
         lines += textwrap.wrap(text, 99, break_long_words=False)
     return "\n".join([*lines, ""])
+
+
+def _is_of_torch(line: str) -> bool:
+    return line.startswith("from torch")
 
 
 def _list_settings(spec: CaseSpec) -> list[tuple[str, str]]:
@@ -107,6 +112,9 @@ def render(spec: CaseSpec, *, described: bool = False) -> str:
 
     ``described`` puts the names of its idioms, near misses and choices on top.
     """
+    if spec.aliases is not None:
+        text = render_aliased(spec.aliases, spec.seed, _list_settings(spec))
+        return f'"""{_describe(spec)}"""\n\n{text}' if described else text
     classes = [source.strip() for source in _render_classes(spec)]
     inputs = list_inputs(spec, spec.dims)
     classes = [*find_functions([expression for _, expression in inputs]), *classes]
@@ -114,6 +122,12 @@ def render(spec: CaseSpec, *, described: bool = False) -> str:
     reset = render_reset(spec.state) if spec.state is not None else []
     driver = _render_driver(spec)
     cast = spec.dtype != "float32" and any(mark in source for source in classes for mark in ("nn.Parameter", "self."))
+    texts = [*classes, driver, *reset]
+    imported = list_imports(texts) if spec.state is not None else []
+    of_torch = ["from torch import nn"] if not plain or any(uses_name(source, "nn") for source in texts) else []
+    of_torch += ["from torch.nn import functional as F"] * any(uses_name(source, "F") for source in texts)
+    if any("sdpa_kernel(" in source for source in classes):
+        of_torch.append("from torch.nn.attention import SDPBackend, sdpa_kernel")
     return get_template("case.py.j2").render(
         spec=spec,
         description=_describe(spec) if described else "",
@@ -122,12 +136,10 @@ def render(spec: CaseSpec, *, described: bool = False) -> str:
         settings=_list_settings(spec),
         calls=_render_calls(spec),
         driver=driver,
-        imports=list_imports([*classes, driver, *reset]) if spec.state is not None else [],
+        imports=[line for line in imported if not _is_of_torch(line)],
+        torch_imports=sorted([*of_torch, *filter(_is_of_torch, imported)], key=lambda line: line.split()[1]),
         reset=reset,
         plain=plain,
-        modules=not plain or any(uses_name(source, "nn") for source in (*classes, driver, *reset)),
-        functional=any(uses_name(source, "F") for source in (*classes, driver, *reset)),
-        backends=any("sdpa_kernel(" in source for source in classes),
         cast=f".to(torch.{spec.dtype})" if cast else "",
         scattered=not plain and any(mark in source for source in classes for mark in _CONSTANT_AT_FIRST),
     )

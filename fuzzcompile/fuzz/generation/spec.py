@@ -138,6 +138,23 @@ class StatefulProgram:
 
 
 @dataclass(frozen=True)
+class AliasedProgram:
+    """A program over tensors that share memory.
+
+    ``names`` are the rows that it is made of, ``base`` the expression of the tensor whose views the ``inputs`` are;
+    with ``held``, a module has it as a buffer. ``run`` are the statements that call it, none for one plain call.
+    """
+
+    names: tuple[str, ...]
+    base: str
+    inputs: tuple[str, ...]
+    statements: tuple[str, ...]
+    outputs: tuple[str, ...]
+    run: tuple[str, ...] = ()
+    held: bool = False
+
+
+@dataclass(frozen=True)
 class Mask:
     """A mask over the scores.
 
@@ -262,7 +279,7 @@ class CaseSpec:
     """A whole case. Equal specs render to equal source.
 
     A ``layer`` takes the place of the attention, which then has no meaning; a ``program`` that of the whole model, with
-    the Python ``state`` around it.
+    the Python ``state`` around it; ``aliases`` that of everything.
     ``programs`` and ``detours`` are statements over the activation, each with its place: ``before`` or ``after`` the
     model's body. ``values`` names the operator that makes the floating inputs, ``inputs`` how they lie in memory;
     ``aliased`` inputs are one tensor.
@@ -276,6 +293,7 @@ class CaseSpec:
     head: Part | None = None
     program: OperatorProgram | None = None
     state: StatefulProgram | None = None
+    aliases: AliasedProgram | None = None
     programs: tuple[tuple[str, OperatorProgram], ...] = ()
     detours: tuple[tuple[str, Part], ...] = ()
     dtype: str = "float32"
@@ -294,7 +312,7 @@ class CaseSpec:
         block = self.block or Block()
         a = self.attention
         parts = (a.projection, a.position, a.norm, a.grouping)
-        core = () if self.program else (a.idiom, *parts) if self.layer is None else (self.layer.name,)
+        core = () if self.program or self.aliases else (a.idiom, *parts) if self.layer is None else (self.layer.name,)
         feed_forward, head = (part.name if part else None for part in (block.feed_forward, self.head))
         around = (block.norm, feed_forward, block.residual, self.embedding, head)
         return tuple(name for name in (*core, *around) if name)
@@ -311,9 +329,14 @@ class CaseSpec:
         return self.state.names if self.state is not None else ()
 
     @property
+    def aliasing(self) -> tuple[str, ...]:
+        """Names of the rows of its aliased program."""
+        return self.aliases.names if self.aliases is not None else ()
+
+    @property
     def attends(self) -> bool:
         """True if the case has an attention whose parts are drawn, and nothing in its place."""
-        return self.layer is None and self.program is None
+        return self.layer is None and self.program is None and self.aliases is None
 
     @property
     def key_heads(self) -> int:
@@ -324,12 +347,12 @@ class CaseSpec:
     @property
     def near_misses(self) -> tuple[str, ...]:
         """Names of the near misses that the case has, whether drawn or by coincidence."""
-        return tuple(miss.name for miss in NEAR_MISSES if miss.present(self))
+        return tuple(miss.name for miss in NEAR_MISSES if self.aliases is None and miss.present(self))
 
     @property
     def plain(self) -> bool:
         """True if the case is one attention over query, key and value, of any batch, and nothing else."""
-        around = (self.layer, self.block, self.embedding, self.head, self.attention.projection)
+        around = (self.layer, self.block, self.embedding, self.head, self.attention.projection, self.aliases)
         plain = all(miss.keeps_plain or not miss.present(self) for miss in NEAR_MISSES)
         return plain and not any((*around, self.program, self.programs))
 
@@ -346,6 +369,7 @@ class CaseSpec:
             self.plain and "plain",
             self.program and not self.state and "program",
             self.state and "stateful",
+            self.aliases and "aliased_program",
             self.state and self.state.plain and "stateful_function",
             self.programs and "program_beside",
             attention and f"layout_{attention.layout}",
@@ -387,7 +411,11 @@ class CaseSpec:
     @property
     def features(self) -> tuple[str, ...]:
         """All names that describe the case: idioms, near misses, productions and choices, each once."""
-        return tuple(dict.fromkeys((*self.idioms, *self.near_misses, *self.operators, *self.states, *self.choices)))
+        return tuple(
+            dict.fromkeys(
+                (*self.idioms, *self.near_misses, *self.operators, *self.states, *self.aliasing, *self.choices)
+            )
+        )
 
     def to_json(self) -> dict[str, object]:
         """Plain data, with the names of idioms and near misses."""

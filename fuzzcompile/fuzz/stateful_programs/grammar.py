@@ -18,9 +18,13 @@ from fuzzcompile.fuzz.generation.spec import CaseSpec, ClassText, Container, Pen
 Lines = tuple[str, ...]
 
 
+# The tables whose rows are units of a program by themselves.
+ROW_TABLES = ("changes", "effects", "constructs")
+
+
 @dataclass(frozen=True, kw_only=True)
 class StateRow:
-    """A row of ``carriers.toml``, ``changes.toml`` or ``effects.toml``, where each entry is explained."""
+    """A row of any table but ``kinds.toml``, where each entry is explained."""
 
     name: str
     summary: str
@@ -69,7 +73,7 @@ def _read_table(name: str) -> dict[str, Any]:
 
 @cache
 def load_rows(table: str) -> tuple[StateRow, ...]:
-    """The rows of ``carriers``, ``changes`` or ``effects``, in order."""
+    """The rows of ``carriers``, ``changes``, ``effects`` or ``constructs``, in order."""
     return tuple(msgspec.convert({"name": name, **row}, StateRow) for name, row in _read_table(table).items())
 
 
@@ -93,7 +97,7 @@ def name_read(kind: ValueKind, read: str) -> str:
 
 def list_state_names() -> Iterator[tuple[str, str, int, str]]:
     """Name, kind, weight and summary of all that can be drawn more or less often."""
-    for table in ("carriers", "changes", "effects"):
+    for table in ("carriers", *ROW_TABLES):
         yield from ((row.name, f"state_{table[:-1]}", row.weight, row.summary) for row in load_rows(table))
     for kind in load_kinds():
         reads = ((name_read(kind, read), "; ".join(line.strip() for line in kind.reads[read])) for read in kind.reads)
@@ -102,7 +106,7 @@ def list_state_names() -> Iterator[tuple[str, str, int, str]]:
 
 # How many units a program has, and of which table.
 _UNITS = ((1, 55), (2, 32), (3, 13))
-_TABLES = (("cells", 58), ("changes", 26), ("effects", 16))
+_TABLES = (("cells", 44), ("changes", 20), ("effects", 12), ("constructs", 24))
 _CONTAINERS: Weights[Container] = (("tuple", 60), ("dataclass", 16), ("dict", 14), ("list", 10))
 _SITES = (("inline", 60), ("method", 22), ("inner", 18))
 # Percentages: programs that are a function, units of a submodule, values with a local name, calls between two changes,
@@ -257,7 +261,7 @@ def draw_state(pen: Pen, spec: CaseSpec) -> StatefulProgram:
         returns=pen.draw_weighted(_CONTAINERS),
         plain=draft.plain,
         assumed=tuple(dict.fromkeys(draft.assumed)),
-        draws=any(row.random for row in load_rows("changes") if row.name in draft.names),
+        draws=any(row.random for table in ROW_TABLES for row in load_rows(table) if row.name in draft.names),
     )
 
 

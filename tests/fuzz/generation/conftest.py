@@ -11,4 +11,4 @@ from fuzzcompile.fuzz.generation.profile import Profile
 @pytest.fixture(scope="session")
 def many() -> list[GeneratedCase]:
     """Enough for every idiom and operator to be among them."""
-    return [draw_case_at(0, index, Profile()) for index in range(1900)]
+    return [draw_case_at(0, index, Profile()) for index in range(2200)]

@@ -77,13 +77,16 @@ def test_the_detour_stands_only_where_its_writes_are_allowed(drawn: list[Generat
 
 def test_every_case_with_it_runs_in_eager(drawn: list[GeneratedCase]) -> None:
     for case in drawn[:60]:
-        if "refused" in case.spec.near_misses:
+        if "refused" in case.features:
             continue
         namespace: dict[str, object] = {}
         exec(compile(case.source, "case.py", "exec"), namespace)
         model, inputs = namespace["make"]()
-        with torch.no_grad():
-            namespace["run"](model, inputs) if "run" in namespace else model(*inputs)
+        try:
+            with torch.no_grad():
+                namespace["run"](model, inputs) if "run" in namespace else model(*inputs)
+        except IndexError:  # past the end, which is drawn for eager mode to refuse it
+            assert any(name.startswith("indexed") for name in case.features)
 
 
 def test_its_choices_replay_and_are_stale_without_it(drawn: list[GeneratedCase]) -> None:

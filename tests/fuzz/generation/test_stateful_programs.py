@@ -67,7 +67,7 @@ def test_make_sets_everything_back_and_most_calls_differ(programs, monkeypatch) 
         assert len(first) == len(again) >= 2
         assert all(map(equal, first, again)), case.source
         differ += not all(equal(first[0], later) for later in first[1:])
-    assert differ > 0.8 * len(programs)
+    assert differ > 0.7 * len(programs)  # what a forward pass calls besides operators changes nothing
 
 
 def test_a_program_is_compiled_whole_and_called_in_ways_that_eager_mode_takes(programs) -> None:
@@ -89,8 +89,8 @@ def test_rows_have_names_of_their_own_and_can_be_ruled_out() -> None:
 
 
 def test_every_carrier_change_and_effect_is_drawn() -> None:
-    names = {name for case in drawn(900, seed=1) for name in case.spec.states}
-    rows = {row.name for table in ("carriers", "changes", "effects") for row in grammar.load_rows(table)}
+    names = {name for case in drawn(1800, seed=1) for name in case.spec.states}
+    rows = {row.name for table in ("carriers", *grammar.ROW_TABLES) for row in grammar.load_rows(table)}
     assert rows <= names
 
 
@@ -100,7 +100,7 @@ def test_every_way_to_read_a_value_is_drawn() -> None:
     assert {name.name for name in list_names() if name.kind.startswith("state_")} <= names
 
 
-@pytest.mark.parametrize("table", ["changes", "effects"])
+@pytest.mark.parametrize("table", grammar.ROW_TABLES)
 def test_texts_of_a_row_change_one_program_alone(table: str) -> None:
     for row in grammar.load_rows(table):
         assert row.summary.endswith(".") and row.weight > 0 and row.read

@@ -14,7 +14,7 @@ from fuzzcompile.fuzz.generation.profile import Profile, StaleRecipe, compute_ge
 from fuzzcompile.fuzz.idioms.registry import idioms
 from fuzzcompile.model.inductor_toggles import TOGGLES
 
-COUNT = 150
+COUNT = 300
 STEERED = ("attention_where", "mixture_of_experts", "key_permuted", "freezing", "values_tied")
 
 
