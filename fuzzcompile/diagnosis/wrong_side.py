@@ -213,7 +213,9 @@ def weigh_gradients(
     made: CaseRuns, eager: Observation, other: Observation, names: Sequence[str] | None = None
 ) -> WrongSide | None:
     """The side whose gradients (``names``, by default all) are wrong, ``compiled`` for ``other``'s; None if untold."""
-    if made.case.state is not None or len(build(made.case, made.device).calls) != 1:  # gradients add up over calls
+    if made.case.state is not None or made.says_its_derivative:
+        return None
+    if len(build(made.case, made.device).calls) != 1:  # gradients add up over calls
         return None
     ours, theirs, told = eager.index_by_name(), other.index_by_name(), set[WrongSide]()
     gradients = [value.name for value in eager.values if value.kind == "gradient"]

@@ -11,10 +11,11 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy
 import torch
+from torch.overrides import TorchFunctionMode
 
 from fuzzcompile.model.errors import CaseError
 from fuzzcompile.run.arithmetic_modes import Float64Mode, UlpNoise
@@ -194,6 +195,42 @@ def measure_loss(case: Case, program: CaseProgram) -> float:
             terms = weigh_outputs(drive(case, program.model, arguments))
             loss += sum(float(term) for term in terms)
     return loss
+
+
+class _HookWatch(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hooked = False
+
+    def __torch_function__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.hooked |= func is torch.Tensor.register_hook
+        return func(*args, **(kwargs or {}))
+
+
+def says_its_derivative(case: Case, program: CaseProgram) -> bool:
+    """Return whether a program has a derivative of its own, which need not be that of its values.
+
+    It calls a function of autograd with a ``backward`` in Python, or a hook may change a gradient.
+
+    Raises:
+        Exception: whatever the program raises.
+    """
+    seed_run(case)
+    nodes: list[Any] = []
+    with record_warnings(), enter_grad_mode(case.grad), case.ambient(), _HookWatch() as watch:
+        for arguments in program.calls:
+            nodes += [term.grad_fn for term in weigh_outputs(drive(case, program.model, arguments))]
+    seen: set[object] = set()
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
+        if node is not None and node not in seen:
+            seen.add(node)
+            nodes += [following for following, _ in node.next_functions]
+    return bool(watch.hooked)
 
 
 def time_calls(case: Case, program: CaseProgram, target: Callable[..., object]) -> float | None:

@@ -174,3 +174,30 @@ def make():
     experiments = Experiments(load_case(write_case(source)), CPU)
     side = find_wrong_side(experiments, experiments.trial(), Decision(Verdict.NONDETERMINISTIC, "low"))
     assert side is not None and side.call is not None and side.call.operator is aten.median.dim
+
+
+OWN_DERIVATIVE = """
+import torch
+
+BACKWARD = True
+
+class Halves(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x.sin(), x.cos()
+
+    @staticmethod
+    def backward(ctx, first, second):
+        return first * 3 if second is None else first + second
+
+def make():
+    torch.manual_seed(0)
+    return lambda x: Halves.apply(x)[0] * 2, (torch.randn(4, requires_grad=True),)
+"""
+
+
+def test_differences_say_nothing_of_a_derivative_that_the_program_defines(write_case):
+    """Compiled code takes what has no gradient for zeros; neither gradient is that of the values."""
+    report = triage(load_case(write_case(OWN_DERIVATIVE)), CPU).to_json()
+    assert (report["verdict"], report["wrong"]) == ("wrong_gradient", "compiled")

@@ -93,6 +93,14 @@ class CaseRuns:
         return None if made.failure else made
 
     @functools.cached_property
+    def says_its_derivative(self) -> bool:
+        """Return whether the program has a derivative of its own, of which differences of its values say nothing."""
+        try:
+            return runs.says_its_derivative(self.case, build(self.case, self.device))
+        except Exception:  # the program's own
+            return False
+
+    @functools.cached_property
     def again(self) -> Observation:
         """A second eager run: the same bits, if eager is deterministic."""
         return runs.run_eager(self.case, self.device)
