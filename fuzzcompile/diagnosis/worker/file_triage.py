@@ -181,7 +181,7 @@ class _FileTriage:
         if meaning is LossMeaning.EARLY or is_cut_off(error):
             return _make_unjudged(path, _describe_early_loss(error))
         if report is not None:
-            report["detail"] = f"{report['detail']}; {meaning.value} {error}".lstrip("; ")
+            report["detail"] = f"{report['detail']}; {meaning.value}: {error}".lstrip("; ")
             return _make_answer(path, report)
         if meaning is LossMeaning.MEMORY:
             return _make_unjudged(path, f"{_describe_memory_use(error)} once it was compiled; {_MORE_MEMORY}")

@@ -67,6 +67,8 @@ def weigh_loss(loss: WorkerFailed, target: str | None, *, again: bool) -> tuple[
     """
     eager_done, report = read_left(loss.left)
     if report is not None:
+        if report["is_bug"] and report["culprit"] is None:
+            report["confidence"] = "low"  # nothing was proved, and part of what was to be looked at was not
         return LossMeaning.VERDICT, report
     if not eager_done:
         return LossMeaning.EARLY, None
