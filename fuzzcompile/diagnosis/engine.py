@@ -21,7 +21,7 @@ from fuzzcompile.compiler.watch.unseen import Unseen, format_unseen, gather_unse
 from fuzzcompile.diagnosis import decision as promises
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit
 from fuzzcompile.diagnosis.attribution.steps import Step, measure_steps
-from fuzzcompile.diagnosis.attributor import attribute, find_known_culprit, prove_again
+from fuzzcompile.diagnosis.attributor import attribute, find_first_rewrite, find_known_culprit, prove_again
 from fuzzcompile.diagnosis.decision import (
     Decision,
     confirm,
@@ -202,6 +202,11 @@ class JudgedTrial:
             notes=tuple(_iter_notes(experiments, trial, attribution, unseen)),
             target=make_target_notes(experiments, trial, self.both_ways),
         )
+
+    def name_first_suspect(self) -> Attribution:
+        """The rewrite under way where the compiler raised, before anything is proved of it."""
+        suspect = find_first_rewrite(self._make_ablator()) if self.decision.verdict.is_bug else None
+        return replace(self._make_unproved(), culprit=suspect)
 
     def attribute(self, *, thorough: bool) -> Attribution:
         """The culprit with its proof, as far as the time suffices."""
@@ -419,6 +424,8 @@ def triage(
         answer = _look_again(answer)
         progress.note_verdict(answer.report())
     progress.note_ledger(answer.trial.ledger)
+    if answer.trial.observation.failure is not None:  # the next compile may take this process down
+        progress.note_verdict(answer.report(answer.name_first_suspect()))
     attribution = answer.attribute(thorough=task.thorough)
     answer = answer.weigh_culprit(attribution.culprit).allow_design(attribution.culprit)
     report = answer.report(attribution)
