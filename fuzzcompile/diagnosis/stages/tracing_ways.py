@@ -491,8 +491,10 @@ def _word_functional(
     culprit = Culprit.from_operator(FUNCTIONALIZATION, str(operator) if operator is not None else None)
     if node is not None:
         culprit = replace(culprit, nodes=(node.name,), site=find_location([node]))
-    if operator is not None and torch.Tag.nondeterministic_seeded in operator.tags:
-        # All are drawn into new memory, and their numbers land in its order.
+    written = None if node is None else plain.values.get(node.name)
+    draws = operator is not None and torch.Tag.nondeterministic_seeded in operator.tags
+    if draws and written is not None and not written.is_contiguous():
+        # Whichever draws: numbers are drawn into new memory, and land in its order.
         culprit = replace(culprit, family="numbers drawn in place")
     return Found(replace(culprit, step=parting.step, confidence="low", details=details))
 
