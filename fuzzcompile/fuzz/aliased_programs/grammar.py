@@ -16,8 +16,8 @@ import msgspec
 from fuzzcompile.fuzz.aliased_programs.layouts import VIEWS, Layout, View
 from fuzzcompile.fuzz.generation.spec import AliasedProgram, Pen
 
-Other = Literal["alike", "any", "equal"]
-"""What a second operand is: of the same shape, one that broadcasts to it, or of the same shape and dtype."""
+Other = Literal["any", "equal"]
+"""What a second operand is: one that the first takes, or one of the same shape and dtype."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,13 +219,9 @@ def _add_view(draft: _Draft) -> bool:
 
 def _fits(other: Other, layout: Layout, to: Layout) -> bool:
     """Return whether a value can be the second operand of a statement on ``to``."""
-    broadcasts = layout.shape in (to.shape, to.shape[1:], ())
-    kinds = layout.is_floating <= to.is_floating
-    return {
-        "any": broadcasts and kinds,
-        "alike": layout.shape == to.shape and layout.dtype == to.dtype,
-        "equal": layout.shape == to.shape and layout.dtype == to.dtype,
-    }[other]
+    if other == "equal":
+        return (layout.shape, layout.dtype) == (to.shape, to.dtype)
+    return layout.shape in (to.shape, to.shape[1:], ()) and layout.is_floating <= to.is_floating
 
 
 def _add_write(draft: _Draft) -> bool:
@@ -256,8 +252,6 @@ def _add_write(draft: _Draft) -> bool:
         return layouts if written.is_writable and fits and both else None
 
     texts = {"a": a.name, "b": "" if b is None else b.name, "k": _draw_number(pen, to), "j": _draw_number(pen, to)}
-    if "kept" in "".join(row.lines):
-        texts["kept"] = "kept"
     return draft.add(row.name, [Template(line).substitute(texts) for line in row.lines], check)
 
 
