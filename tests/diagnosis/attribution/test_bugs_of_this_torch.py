@@ -163,3 +163,26 @@ def test_uninitialised_memory_is_not_blamed_for_numbers_in_another_order(write_c
     culprit = report["culprit"]
     assert (culprit["stage"], culprit["rewrite"]) == ("functionalization", "aten.normal_.default")
     assert culprit["family"] == "numbers drawn in place" and culprit["necessary"]
+
+
+# Inputs that share memory are merged once one is written to, and a view of one is then made of the whole.
+MERGED = """
+import torch
+
+def program(whole, rest):
+    whole.add_(100)
+    return rest[0]
+
+def make():
+    base = torch.arange(24).view(4, 6).clone()
+    return program, (base, base[1:])
+"""
+
+
+@pytest.mark.skipif(
+    not torch.__version__.startswith(("2.13.", "2.15.")), reason="what AOTAutograd merges hangs on the torch"
+)
+def test_a_view_of_an_input_that_was_merged_with_another_is_found(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(MERGED)), torch.device("cpu")).to_json()
+    assert (report["verdict"], report["severity"], report["wrong"]) == ("miscompile", "silent", "compiled")
+    assert report["culprit"]["stage"] == "functionalization"
