@@ -21,7 +21,7 @@ def make():
     return model, (torch.randn(1, 3, 2, 2), torch.zeros(3), torch.ones(3), torch.randn(3, 1, 1, 1), torch.randn(3))
 """
 STAGES = ("decomposition",)
-NAMES = ("batch_norm", "native_batch_norm", "aten._native_batch_norm_legit_functional")
+NAMES = ("batch_norm", "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional")
 
 source = inspect.getsource(decompositions.native_batch_norm_helper)
 source = source.replace("weight = weight.flatten()", "pass").replace("bias = bias.flatten()", "pass")

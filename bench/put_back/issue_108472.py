@@ -1,7 +1,8 @@
 """A slice of an input that has an offset in its storage itself is read from the beginning of the storage.
 
 Mended by pull requests 108168 and 108259 (`reinterpret_tensor` adds to the offset of its argument). Undone in
-torch/_inductor/codegen/wrapper.py, `PythonWrapperCodegen.codegen_reinterpret_view`: it writes `as_strided`.
+torch/_inductor/codegen/wrapper.py, `PythonWrapperCodegen.codegen_reinterpret_view`: it writes `as_strided`. The
+report returns the slice, which is replayed on the input since; this multiplies it.
 """
 
 import inspect
@@ -12,19 +13,19 @@ CASE = """
 import torch
 
 
-@torch.compile(fullgraph=True)
-def fn(x):
-    return x[16:32]
+def fn(x, y):
+    return torch.mm(x[16:32].view(4, 4), y)
 
 
 with torch.no_grad():
     torch.manual_seed(0)
-    x = torch.randn(1024)
-    print(fn(x[0:]))
-    print(fn(x[128:]))
+    x, y = torch.randn(1024), torch.randn(4, 4)
+    compiled = torch.compile(fn, fullgraph=True)
+    compiled(x[0:], y)
+    print(compiled(x[128:], y))
 """
 STAGES = ("codegen",)
-NAMES = ("aten.slice", "slice", "codegen_reinterpret_view", "reinterpret_tensor")
+NAMES = ("aten.slice", "slice", "aten.view", "view", "codegen_reinterpret_view", "reinterpret_tensor")
 
 function = PythonWrapperCodegen.codegen_reinterpret_view
 source = inspect.getsource(function)

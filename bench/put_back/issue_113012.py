@@ -19,7 +19,7 @@ def make():
     return model, (torch.tensor([-668044.5]), torch.tensor([0.5]))
 """
 STAGES = ("codegen",)
-NAMES = ("hinge_embedding_loss", "sum", "aten.sum", "add", "aten.add", "where", "sub", "aten.sub")
+NAMES = ("enable_unsafe_math_opt_flag",)
 
 function = cpp_builder._get_ffast_math_flags
 source = inspect.getsource(function).replace('flags.append("fno-unsafe-math-optimizations")', "pass")

@@ -14,20 +14,19 @@ import torch
 
 @torch.library.custom_op("put_back::add_both", mutates_args={"first", "second"})
 def add_both(x: torch.Tensor, y: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> None:
-    first.copy_(x + y)
-    second.copy_(x + y + 1)
+    first.copy_(x.detach() + y)
+    second.copy_(x.detach() + y + 1)
 
 
-@torch.compile(fullgraph=True)
 def f(x, y):
     first = torch.zeros(3)
     second = torch.zeros(3)
     add_both(x, y, first, second)
-    return first, second
+    return first, second, x.sin()
 
 
 torch.manual_seed(0)
-print(f(torch.randn(3), torch.randn(3)))
+print(torch.compile(f, fullgraph=True)(torch.randn(3, requires_grad=True), torch.randn(3)))
 """
 STAGES = ("post_grad",)
 NAMES = ("reinplace_inplaceable_ops", "reinplace")
