@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import ClassVar, Self
 
 from fuzzcompile.compiler import graph_breaks
+from fuzzcompile.compiler.instructions import Instruction, InstructionTrace
 from fuzzcompile.compiler.kernels.lowering_control import Control
 from fuzzcompile.compiler.operators import decompositions, operator_application
 from fuzzcompile.compiler.target.kernel_log import ProgramOrder
@@ -256,6 +257,34 @@ class GraphBreak(CompileChange):
             graph_breaks.break_graph_at(targets),
         ):
             yield
+
+
+@dataclass(frozen=True)
+class WatchedInstructions(CompileChange):
+    """Dynamo's tracing of Python's instructions is recorded."""
+
+    trace: InstructionTrace
+    text = "instructions watched"
+
+    def apply(self, recorder: Recorder) -> AbstractContextManager[object]:
+        """Record each instruction."""
+        return install_patches(self.trace, patch_table.INSTRUCTIONS)
+
+
+@dataclass(frozen=True)
+class InstructionLeftOut(CompileChange):
+    """An instruction of Python at which dynamo breaks the graph, so that eager mode runs it."""
+
+    instruction: Instruction
+
+    @property
+    def text(self) -> str:  # type: ignore[override]
+        """The instruction and its line."""
+        return f"graph break at {self.instruction.does} in line {self.instruction.line}"
+
+    def apply(self, recorder: Recorder) -> AbstractContextManager[object]:
+        """Have dynamo refuse it."""
+        return install_patches(InstructionTrace(recorder.ledger, self.instruction.place), patch_table.INSTRUCTIONS)
 
 
 class Undecomposed(_ListChange):

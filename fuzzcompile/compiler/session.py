@@ -20,7 +20,9 @@ from fuzzcompile.compiler.compile_changes import (
     CompiledAnew,
     CompileMode,
     CompilePath,
+    GraphBreak,
     InductorSettings,
+    InstructionLeftOut,
     Lowered,
     ProgramsInOrder,
     Templates,
@@ -245,7 +247,8 @@ class CompileSession:
             options = {key: value for key, value in self.settings.options.items() if key not in self.how.config}
             dynamic = bool(self.settings.dynamic)
             return ExportedCallable(target, path, dynamic=dynamic, options=options, recorder=self.recorder)
-        arguments: dict[str, Any] = {"fullgraph": self.settings.fullgraph, "dynamic": self.settings.dynamic}
+        whole = self.settings.fullgraph and not (self.how.get(InstructionLeftOut) or self.how.get(GraphBreak))
+        arguments: dict[str, Any] = {"fullgraph": whole, "dynamic": self.settings.dynamic}
         if (anew := self.how.get(CompiledAnew)) is not None and anew.dynamic:
             arguments["dynamic"] = True
         backend = self.how.backend or self.settings.backend

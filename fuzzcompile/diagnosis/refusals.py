@@ -15,6 +15,7 @@ from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model import hints
 from fuzzcompile.model.contract import COMPILE
 from fuzzcompile.model.errors import EnvironmentUnfit, MachineUnfit
+from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DYNAMO
 from fuzzcompile.model.targets import Target
 from fuzzcompile.run.case import Case
@@ -129,6 +130,8 @@ def refuse_unsupported(experiments: Experiments, trial: Trial) -> None:
         return
     if failure is None or failure.phase != "compile":
         return
+    if failure.message.startswith(facts().dynamo.observed) and experiments.runs.eager.failure is None:
+        return  # dynamo met an exception that the program does not raise
     if case.settings.fullgraph:  # the reason as long as the program compiles without it
         _refuse_one_graph(experiments, failure)
     if failure.type_name in _BROKEN_PROMISES:  # torch says so by design

@@ -69,12 +69,6 @@ _MODES: Mapping[str, Callable[[], object]] = {
 }
 
 
-def list_mode_queries() -> dict[str, Callable[..., object]]:
-    """The functions by which a program asks for a mode of the process, by the name that a user knows."""
-    names = dict.fromkeys(name.partition("(")[0] for name in _MODES)
-    return {name: getattr(torch, name.removeprefix("torch.")) for name in names}
-
-
 class CallState:
     """The facts of what a callable reaches; what they name is kept alive, so that an identity stands for one object.
 

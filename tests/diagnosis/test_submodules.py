@@ -177,6 +177,7 @@ def test_a_module_of_a_script_is_found_as_well(write_case: Write):
     assert inner.name == "case:layers.1.attn" and run_eager(inner, CPU).failure is None
 
 
+@pytest.mark.slow
 def test_triage_judges_the_module_that_is_named(write_case, capsys):
     with pytest.raises(SystemExit) as ending:
         main(["triage", str(write_case(source())), "--module", "layers.1.attn", "--json"])

@@ -38,6 +38,7 @@ def wrong_sine():
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("against", ["eager", "float64", "aot_eager", "cpu"])
 def test_every_baseline_shows_the_bug_and_its_culprit(judged, wrong_sine, against: str):
     report = judged(against=against)
@@ -46,6 +47,7 @@ def test_every_baseline_shows_the_bug_and_its_culprit(judged, wrong_sine, agains
     assert (report.attribution.culprit.rewrite, report.attribution.culprit.necessary) == ("sin_off", True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [SOURCE, CASTS], ids=["float32", "casts"])
 @pytest.mark.parametrize("against", ["float64", "aot_eager", "cpu", MODE])
 def test_a_clean_program_is_clean_against_each(judged, source: str, against: str):
@@ -72,6 +74,7 @@ def test_invalid_programs_stay_invalid(judged):
 # -- float64 ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_wrong_values_survive_float64(judged, wrong_sine):
     assert judged(thorough=True).survives_float64 is True
     assert judged().survives_float64 is None

@@ -166,6 +166,7 @@ def make():
     assert {each.detail for each in report.comparisons} == {"random: the same distribution over seeds"}
 
 
+@pytest.mark.slow
 def test_a_wrong_pattern_that_fires_only_there_is_found_and_proved(judged):
     with planting.attention_scale(3.0):
         quick = judged(ATTENTION + TRAINED)
@@ -321,6 +322,7 @@ def test_a_check_that_only_eagers_numbers_bring_is_missing_for_users(judged):
     assert refused.verdict == "invalid"
 
 
+@pytest.mark.slow
 def test_another_mask_of_the_same_call_is_no_change_of_meaning(judged):
     """Fused attention makes its dropout anew, on scores that lie otherwise in memory, and so draws another mask."""
     source = (

@@ -42,6 +42,7 @@ def reports(write_case, monkeypatch):
     return judged
 
 
+@pytest.mark.slow
 def test_a_wrong_rewrite_of_a_streamed_weight_is_named(reports):
     table = post_grad.pass_patterns[1]
     pattern = CallFunction(torch.ops.aten.addmm.default, KeywordArg("bias"), KeywordArg("x"), KeywordArg("weight"))

@@ -130,6 +130,7 @@ def judged(write_case):
 # -- backends -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "backend, name, line, verdict",
     [

@@ -158,6 +158,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 def test_a_kernel_that_gets_the_parameters_of_a_module_is_named_too(write_case):
     report = triage(load_case(write_case(MODULE)), CPU).to_json()
     assert (report["verdict"], report["wrong"], report["confidence"]) == ("eager_wrong", "eager", "high")

@@ -21,7 +21,9 @@ from fuzzcompile.compiler.compile_changes import (
     Lowered,
     Undecomposed,
     Veto,
+    WatchedInstructions,
 )
+from fuzzcompile.compiler.instructions import InstructionTrace
 from fuzzcompile.compiler.kernels.lowering_control import EVERYTHING, Control
 from fuzzcompile.compiler.operators import decompositions, operator_application
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
@@ -254,6 +256,9 @@ def _compile_programs() -> ProbeLedgers:
             record("stored", _run_fused_loops, square, Lowered(_STORED), kernels=True)
             record("broken", _run_methods, x, _BREAKS)
             record("anew", _run_inference, x, CompiledAnew())
+            trace = InstructionTrace()
+            record("watched", _run_methods, x, WatchedInstructions(trace))
+            findings.ranks = trace.list_values("rank")
     findings.metadata = _compute_fake_shape(findings.vetoed)
     return findings
 

@@ -373,6 +373,8 @@ class ProbeLedgers:
     vetoed_is_right: bool = False  # whether the vetoed compile gave the right result
     # what a fake tensor says of an operator whose description is wrong and whose kernel is to be asked
     metadata: tuple[int, ...] = ()
+    watched: Ledger = field(default_factory=Ledger)  # a program whose instructions are recorded
+    ranks: tuple[object, ...] = ()  # what is known there of its local name `rank`, the rank of its input
 
 
 Keep = Callable[[dict[str, Any]], dict[str, Any]]

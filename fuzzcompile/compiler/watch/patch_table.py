@@ -11,11 +11,13 @@ from fuzzcompile.compiler import (
     custom_code,
     graph_breaks,
     graph_caches,
+    instructions,
     source_probes,
     torch_api,
     torch_config,
 )
 from fuzzcompile.compiler.graph_breaks import GraphExclusions
+from fuzzcompile.compiler.instructions import InstructionTrace
 from fuzzcompile.compiler.kernels import ir_evaluation, kernel_patches
 from fuzzcompile.compiler.kernels.kernel_patches import LoweringWatch
 from fuzzcompile.compiler.operators import decompositions, operator_application
@@ -386,6 +388,12 @@ BREAKS: tuple[Patch[GraphExclusions], ...] = (
           _find("dim is left", lambda findings: findings.broken.graph_breaks), takes=("self", "tx", "name")),
 )
 
+INSTRUCTIONS: tuple[Patch[InstructionTrace], ...] = (
+    Patch("instructions", (DYNAMO,), "Python's instructions as dynamo traces them",
+          "torch._dynamo.symbolic_convert", "InstructionTranslatorBase.step", instructions.wrap_step,
+          _expect("values of a name", lambda findings: findings.ranks, ((int, "2"),))),
+)
+
 # Patches that make compiles cheaper.
 SPEED: tuple[Patch[Recorder], ...] = (
     Patch("guard timing", (DYNAMO,), "compiles without timed guards",
@@ -394,8 +402,19 @@ SPEED: tuple[Patch[Recorder], ...] = (
 )
 # fmt: on
 
-AnyPatch = Patch[Recorder] | Patch[Ledger] | Patch[LoweringWatch] | Patch[ChosenOperators] | Patch[GraphExclusions]
-PATCHES: tuple[AnyPatch, ...] = (*GRAPHS, *COVERAGE, *KERNELS, *DECOMPOSITIONS, *METADATA, *GUARDS, *BREAKS, *SPEED)
+Watched = Patch[GraphExclusions] | Patch[InstructionTrace]
+AnyPatch = Patch[Recorder] | Patch[Ledger] | Patch[LoweringWatch] | Patch[ChosenOperators] | Watched
+PATCHES: tuple[AnyPatch, ...] = (
+    *GRAPHS,
+    *COVERAGE,
+    *KERNELS,
+    *DECOMPOSITIONS,
+    *METADATA,
+    *GUARDS,
+    *BREAKS,
+    *INSTRUCTIONS,
+    *SPEED,
+)
 
 
 # Replaced outside of what a watched compile records. Attributes of single objects (a pattern's entry, a compiled graph,

@@ -14,6 +14,7 @@ from fuzzcompile.diagnosis.operators import operator_ways as operators
 from fuzzcompile.diagnosis.stages import backend_stages, graph_ways, tracing_ways
 from fuzzcompile.diagnosis.stages.compiling_branches import prove_compiling_branch
 from fuzzcompile.diagnosis.stages.graph_passes import Ground, RewritingStage, prove_rewrites
+from fuzzcompile.diagnosis.stages.instruction_ways import prove_instruction
 from fuzzcompile.diagnosis.stages.ways import SideBySide, Stage, Way, doubt
 from fuzzcompile.model import stages
 
@@ -21,7 +22,7 @@ from fuzzcompile.model import stages
 _LOST, _OPERATORS, _KERNELS = operators.LOST_CHECKS, operators.OPERATORS, operators.KERNELS
 DYNAMO = SideBySide(
     stages.DYNAMO,
-    (_LOST, tracing_ways.EFFECTS, tracing_ways.CALLS, tracing_ways.ANSWERS, tracing_ways.BRANCH),
+    (_LOST, tracing_ways.EFFECTS, tracing_ways.CALLS, tracing_ways.BRANCH),
     cleared_by=Backend("eager"),
 )
 FUNCTIONALIZATION = SideBySide(
@@ -80,6 +81,10 @@ def _prove_stage(stage: Stage) -> Prove:
     return lambda ablator: stage.prove(ablator, stage.suspects(ablator))
 
 
+def _prove_suspected_instruction(ablator: Ablator) -> Attribution | None:
+    return prove_instruction(ablator, doubts=False) if DYNAMO.suspects(ablator) else None
+
+
 def _doubt_way(way: Way) -> Prove:
     """What parts first by a way whose culprits no compile can do without."""
 
@@ -105,9 +110,12 @@ ORDER: tuple[SearchStep, ...] = (
     # Code that is generated for a wrong dtype or layout is wrong code: this comes before any search behind the graphs.
     SearchStep(Shows.CERTAINLY, partial(operators.prove_operators, certain=True)),
     SearchStep(Shows.IN_GRAPHS, partial(operators.prove_operators, certain=False)),
+    # Of what is wrong in Python, the operator that it reaches is told apart too.
+    SearchStep(Shows.IN_GRAPHS, _prove_suspected_instruction),
     SearchStep(Shows.IN_GRAPHS, _prove_stage(DYNAMO)),
     SearchStep(Shows.IN_GRAPHS, _prove_stage(FUNCTIONALIZATION)),
     SearchStep(Shows.IN_GRAPHS, _prove_stage(PARTITION)),
+    SearchStep(Shows.IN_GRAPHS, partial(prove_instruction, doubts=True)),
     SearchStep(Shows.IN_GRAPHS, _doubt_way(graph_ways.METADATA)),
     SearchStep(Shows.IN_GRAPHS, operators.doubt_operators),
     SearchStep(Shows.IN_GRAPHS, _doubt_way(_LOST)),

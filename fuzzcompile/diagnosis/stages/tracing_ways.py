@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import types
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -56,9 +55,7 @@ from fuzzcompile.model.stages import DYNAMO, FUNCTIONALIZATION, JOINT_GRAPH
 from fuzzcompile.model.thresholds import ANOTHER_CALL_ULPS, OTHER_NUMBERS, SEMANTIC_STEP
 from fuzzcompile.model.verdicts import AGREEING, Verdict
 from fuzzcompile.run import runs
-from fuzzcompile.run.call_state import list_mode_queries
 from fuzzcompile.run.case_program import build
-from fuzzcompile.run.reachable_state import ReachedObjects, list_global_names
 from fuzzcompile.run.tensors import list_significant_strides
 
 __watches_calls__ = True  # its frames stand between a call and the program that makes it
@@ -242,32 +239,6 @@ class _CallRecorder(TorchFunctionMode):
 
 CALLS = ways.Way("a program's calls, and the nodes of dynamo's graphs", _compare_calls, ways.prove_without)
 BRANCH = ways.Way("the operators of a program, and those of dynamo's graph", _find_branch, _prove_branch)
-
-
-# What a program asks of the process: dynamo answers for it.
-
-
-def _find_answers(divergence: Divergence) -> Iterator[Found]:
-    program = build(divergence.experiments.case, divergence.experiments.device)
-    functions = (each for each in ReachedObjects({"": program.model}).objects if isinstance(each, types.FunctionType))
-    read = {name for function in functions for name in list_global_names(function.__code__)}
-    for name, query in list_mode_queries().items():
-        if query.__name__ in read:
-            culprit = Culprit(DYNAMO, None, name, name, details={"kind": "answer"})
-            yield Found(culprit, GraphBreak(((name, query),)))
-
-
-def _prove_answers(ablator: Ablator, found: Found) -> Attribution | None:
-    """The question, if the program is right once eager mode answers it; asking alone accuses nothing."""
-    attribution = ways.prove_without(ablator, found)
-    return (
-        attribution
-        if attribution is not None and attribution.culprit is not None and attribution.culprit.necessary
-        else None
-    )
-
-
-ANSWERS = ways.Way("a program's questions, and dynamo's answers", _find_answers, _prove_answers, most=None)
 
 
 # What a call leaves in Python objects: dynamo replays it behind its graphs.

@@ -144,6 +144,17 @@ def attempt_backend(ablator: Ablator, *changes: CompileChange, toggle: str = "")
     return ablator.attempt(how, toggle or ", ".join(change.text for change in changes))[1]
 
 
+@dataclass(frozen=True)
+class ClearedBy:
+    """Whether a backend, which has what is in front of a stage, repairs a divergence; tried once of each."""
+
+    backend: Backend
+
+    def __call__(self, divergence: Divergence) -> bool:
+        """Compile with the backend, where compiles may be made."""
+        return isinstance(divergence, Ablator) and attempt_backend(divergence, self.backend)
+
+
 def prove_at_call(ablator: Ablator, found: Found) -> Attribution | None:
     """The culprit, proved by a compile that leaves its call to eager mode; None if that does not repair.
 
@@ -320,7 +331,7 @@ class SideBySide(Stage):
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """The first culprit that a compile proves; else the first as it stands, unless the stage is cleared."""
         shown = [each.finding for each in suspects if isinstance(each.finding, Found) and each.finding.prove]
-        if not shown or (self.cleared_by is not None and attempt_backend(ablator, self.cleared_by)):
+        if not shown or (self.cleared_by is not None and ablator.once(ClearedBy(self.cleared_by))):
             return None
         doubted: Attribution | None = None
         for found in shown:

@@ -198,6 +198,7 @@ class DynamoFacts(FactTable, frozen=True):
 
     uncaptured: tuple[str, ...]
     jump: str
+    observed: str  # how dynamo says that it has met an exception that the program does not catch
     special_functions: tuple[str, ...]
 
 

@@ -56,6 +56,7 @@ def test_a_clean_training_step_is_compounding_in_its_layers_and_gradients(tmp_pa
     assert row(answer, "layers.0")["made_in_float64"] < 1e-12
 
 
+@pytest.mark.slow
 def test_a_backend_without_code_generation_can_be_profiled_against_a_compiled_one(tmp_path):
     answer = profiled(stack(tmp_path, layers=2), "aot_eager", "inductor")
     assert answer["verdict"] == "expected_compounding", answer["rule"]

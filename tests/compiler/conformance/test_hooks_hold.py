@@ -173,6 +173,7 @@ def misfit_wrap(recorder: Any, original: Callable[..., Any], *args: Any, **kwarg
     return original(*args, **kwargs, of_another_torch=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [raising_wrap, misfit_wrap])
 @pytest.mark.parametrize("name", ["post-grad stage", "pattern pass", "lowered node"])
 def test_patch_whose_wrapper_raises_is_named_and_switched_off(name: str, wrap, monkeypatch, probes_again):

@@ -46,6 +46,7 @@ def make():
 WRONG = {plant.name: plant for plant in planted.PLANTED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, source, family",
     [

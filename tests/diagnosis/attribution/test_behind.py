@@ -254,6 +254,7 @@ def test_the_rounding_of_a_constant_in_the_ir_makes_no_lowering_wrong(attributio
     assert (culprit.stage, culprit.rewrite, culprit.necessary) == ("codegen", "CppVecOverrides.remainder", True)
 
 
+@pytest.mark.slow
 def test_independent_causes_are_contributors_and_no_one_alone_is_necessary(attribution_of):
     attribution, _ = attribution_of(TWO_CAUSES)
     named = [attribution.culprit, *attribution.contributors]
@@ -353,6 +354,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 def test_an_operator_that_rounds_otherwise_in_vectors_than_in_scalars_is_named(write_case):
     """A maximum of what vectors gave, whose gradient looks for it among what scalars gave: no kernel is wrong."""
     with plants.rounded_vector("erf"):

@@ -149,6 +149,7 @@ def test_rewrite_that_raises_is_the_culprit(
     assert found.culprit.necessary is True
 
 
+@pytest.mark.slow
 def test_two_independent_bugs_are_both_named(tmp_path: Path):
     first, second, _ = post_grad.pass_patterns
     sin = planting.handler(first, planting.aten.sin.default, planting.sin_off)

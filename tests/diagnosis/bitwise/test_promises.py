@@ -201,6 +201,7 @@ def test_where_nothing_is_promised_bits_may_part(tmp_path: Path, body: str, dtyp
 # -- what breaks a promise ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_cast_left_out_is_named(tmp_path: Path):
     with cast_left_out(aten.sigmoid.default):
         report = judged(tmp_path, "y.sigmoid().sum(0) + x", "bfloat16")

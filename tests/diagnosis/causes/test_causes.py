@@ -83,6 +83,7 @@ def permuted(triaged) -> dict[str, Any]:
     return triaged(KNOWN_ISSUES / "issue_195320.py")
 
 
+@pytest.mark.slow
 def test_two_causes_in_one_family_have_two_fingerprints(axis, permuted):
     assert axis["signature"] == permuted["signature"]
     other_axis = looked_for(axis, KNOWN_ISSUES / "issue_196468.py")
@@ -206,6 +207,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 def test_a_place_that_heeds_no_memory_is_one_bug_whatever_avoids_it(write_case):
     """The decomposition of dropout copies where eager mode returns its input: in eval mode, without a probability."""
     bodies = (
@@ -224,6 +226,7 @@ def test_a_place_that_heeds_no_memory_is_one_bug_whatever_avoids_it(write_case):
 # -- other strides, and NaN that gets lost ------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_place_that_loses_nan_is_one_bug_whatever_avoids_it(write_case, monkeypatch: pytest.MonkeyPatch):
     right = decomposition.decompositions[aten.hardswish.default]
     monkeypatch.setitem(decomposition.decompositions, aten.hardswish.default, lambda x: torch.nan_to_num(right(x)))

@@ -127,6 +127,7 @@ print(compared(n).finding, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss *
 """
 
 
+@pytest.mark.slow
 def test_comparing_takes_at_most_fourteen_times_the_bytes():
     done = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, check=True)
     finding, ratio = done.stdout.split()

@@ -163,6 +163,7 @@ def casts(x, w):
     return z.to(BF16).float() * 1.1, torch.softmax(z.to(BF16), -1), (z * 3).half().float().sum(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True])
 def test_low_precision_casts_of_the_program(backward: bool):
     judgement = of(casts, normal(16, 32).float(), normal(32, 32, seed=1).float() / 6, backward=backward)

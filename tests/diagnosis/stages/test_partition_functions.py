@@ -61,6 +61,7 @@ def changing(function, operator):
     return wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "operator"),
     [

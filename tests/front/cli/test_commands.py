@@ -153,6 +153,7 @@ def test_doctor_says_that_a_campaign_can_run(tmp_path, capsys):
     assert checks["hooks"]["fine"] and checks["torch.compile"]["fine"] and checks["C++ compiler"]["fine"]
 
 
+@pytest.mark.slow
 def test_doctor_without_a_compiler_says_what_to_do(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("CXX", str(tmp_path / "missing"))
     assert call("doctor", "--device", "cpu", "--corpus", tmp_path / "corpus.db") == 3

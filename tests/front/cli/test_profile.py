@@ -11,6 +11,7 @@ from calling import CLEAN, call, sentence
 BENCH = Path(__file__).parents[2].parent / "bench" / "profiles"
 
 
+@pytest.mark.slow
 def test_one_object_for_machines_and_a_page_for_people(write_case, tmp_path, capsys):
     page = tmp_path / "page.html"
     asked = ("profile", write_case(CLEAN), "--against", "float64", "--device", "cpu", "--html", page, "--json")

@@ -32,6 +32,7 @@ def written(tmp_path_factory: pytest.TempPathFactory, plant: Path, kept_pools) -
     return status, out, folder
 
 
+@pytest.mark.slow
 def test_the_terminal_shows_the_graph_before_and_after(written):
     status, out, _ = written
     assert status == 1

@@ -54,6 +54,7 @@ def judged(write_case, capsys):
     return judge
 
 
+@pytest.mark.slow
 def test_a_bias_correction_in_float32_is_by_design(judged):
     status, report = judged("AdamW")
     culprit = report["culprit"]
@@ -111,6 +112,7 @@ def test_a_bug_in_such_a_step_is_a_bug(judged, write_case):
     assert (report["culprit"]["stage"], report["culprit"]["family"]) == ("lowering", "tanh")
 
 
+@pytest.mark.slow
 def test_a_branch_of_the_program_itself_is_named_with_its_line(write_case, capsys):
     path = write_case("""
 import torch

@@ -193,6 +193,7 @@ def test_a_second_run_goes_on_and_repeats_no_case(campaign):
         assert store.counters().runs == campaign.summary["cases"] + second["cases"]
 
 
+@pytest.mark.slow
 def test_most_cases_are_screened_and_what_was_reached_is_shown(generated, monkeypatch, capsys):
     folder, summary = generated
     assert 0 < summary["screened"] <= summary["cases"]

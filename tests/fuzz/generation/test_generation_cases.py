@@ -79,6 +79,7 @@ def test_the_same_case_makes_the_same_values_twice() -> None:
             assert torch.equal(first.nan_to_num(), second.nan_to_num())
 
 
+@pytest.mark.slow
 def test_cases_are_rarely_alike_even_apart_from_their_seed(many: list[GeneratedCase]) -> None:
     drawn = many[:500]
     assert len({case.sha256 for case in drawn}) == 500

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from fuzzcompile.corpus.queries import REPORTS
 from fuzzcompile.fuzz.generation.cases import GeneratedCase, draw_case_at
 from fuzzcompile.fuzz.generation.profile import Profile, list_names
@@ -18,6 +20,7 @@ def test_none_is_drawn_when_they_are_off() -> None:
         assert draw_case_at(0, index, Profile(near_misses=False)).spec.near_misses == ()
 
 
+@pytest.mark.slow
 def test_each_is_drawn_when_they_are_on(many: list[GeneratedCase]) -> None:
     seen = Counter(name for case in many for name in case.spec.near_misses)
     assert set(seen) == set(NAMES)

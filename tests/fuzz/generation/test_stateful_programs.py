@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 import sys
 from itertools import count
 from typing import Any
@@ -88,10 +89,26 @@ def test_rows_have_names_of_their_own_and_can_be_ruled_out() -> None:
     assert carried == {"carrier_closure"}
 
 
-def test_every_carrier_change_and_effect_is_drawn() -> None:
-    names = {name for case in drawn(1800, seed=1) for name in case.spec.states}
+@pytest.fixture(scope="module")
+def every_row() -> list[GeneratedCase]:
+    """Programs in which each row is drawn."""
+    return drawn(1800, seed=1)
+
+
+def test_every_carrier_change_and_effect_is_drawn(every_row) -> None:
+    names = {name for case in every_row for name in case.spec.states}
     rows = {row.name for table in ("carriers", *grammar.ROW_TABLES) for row in grammar.load_rows(table)}
     assert rows <= names
+
+
+def test_each_row_is_formatted(tmp_path, every_row) -> None:
+    pytest.importorskip("ruff")
+    for index, case in enumerate(every_row):
+        if max(map(len, case.source.splitlines())) <= 100:
+            (tmp_path / f"case_{index}.py").write_text(case.source)
+    arguments = ["format", "--isolated", "--no-cache", "--check", "--line-length", "100"]
+    result = subprocess.run([sys.executable, "-m", "ruff", *arguments, tmp_path], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ def drawn(profile: Profile) -> Counter[str]:
     return Counter(name for index in range(COUNT) for name in draw_case_at(0, index, profile).features)
 
 
+@pytest.mark.slow
 def test_a_heavier_name_is_drawn_more_often_and_a_weightless_one_never() -> None:
     usual = drawn(Profile())
     heavy = drawn(Profile().steer(dict.fromkeys(STEERED, 1000)))

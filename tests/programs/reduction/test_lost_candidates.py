@@ -39,6 +39,7 @@ def sized(rows: int) -> Program:
     return Program(given(("x", torch.randn(rows, 2))), (ends,), Ref("s0"))
 
 
+@pytest.mark.slow
 def test_a_program_on_which_eager_ends_the_process_is_refused_and_others_tried(tmp_path):
     found = search(sized(8), "sin")
     with WorkerPool(1) as pool, guard_runs(tools(pool).asker.guard_eager):

@@ -67,6 +67,7 @@ def test_a_finding_in_a_block_becomes_one_attention_over_q_k_and_v(predicate: Pr
         assert len([line for line in best.source.splitlines() if line]) <= 14
 
 
+@pytest.mark.slow
 def test_the_smallest_sizes_that_still_hold_are_found() -> None:
     def needs_sizes(case: GeneratedCase) -> bool:
         return other_axis(case) and case.spec.dims.heads >= 3 and case.spec.dims.sequence >= 5
@@ -76,6 +77,7 @@ def test_the_smallest_sizes_that_still_hold_are_found() -> None:
     assert (dims.batch, dims.sequence, dims.heads, dims.head_dim) == (1, 5, 3, 2)
 
 
+@pytest.mark.slow
 def test_what_the_finding_needs_is_kept() -> None:
     def needs_silu(case: GeneratedCase) -> bool:
         return "nn.SiLU()" in case.source and case.spec.dtype == "float16"

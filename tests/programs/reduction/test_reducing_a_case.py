@@ -74,6 +74,7 @@ def accepted(triaged) -> MinimizeResult:
         return minimized(path, triaged(path))
 
 
+@pytest.mark.slow
 def test_what_eager_refuses_and_compiled_accepts_is_minimized_too(accepted):
     assert accepted.how == "graph" and "torch.addmm(" in accepted.source
     assert "class" not in accepted.source and accepted.report["verdict"] == "accepts_invalid"

@@ -158,6 +158,7 @@ def main_part(source: str) -> str:
 # -- run alone ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "said"),
     [

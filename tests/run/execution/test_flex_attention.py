@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from fuzzcompile.diagnosis.engine import triage
@@ -41,6 +42,7 @@ def test_the_reference_is_the_formula_in_float64(write_case):
     torch.testing.assert_close(exact.values[0].value, wanted, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_compiled_score_that_is_wrong_is_told_from_rounding(write_case, monkeypatch):
     """The block of scores is computed by code of its own, in which a difference of positions is planted wrong."""
     from torch._inductor import lowering

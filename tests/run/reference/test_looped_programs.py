@@ -111,6 +111,7 @@ def marked(slow):
     return [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if p.stem in slow else []) for p in CASES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", marked(SLOW))
 def test_compiled_with_graph_breaks_computes_it_too(path):
     torch._dynamo.reset()

@@ -1,0 +1,54 @@
+"""Python that dynamo runs otherwise than eager mode does: the instruction behind which both part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fuzzcompile.compiler.compile_changes import Backend, InstructionLeftOut, WatchedInstructions
+from fuzzcompile.compiler.instructions import InstructionTrace, PartedInstruction, find_partings, record_instructions
+from fuzzcompile.compiler.watch.rule_labels import shorten_file
+from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit
+from fuzzcompile.diagnosis.stages.tracing_ways import run_first_eagerly
+from fuzzcompile.diagnosis.stages.ways import ClearedBy
+from fuzzcompile.diagnosis.trials.experiments import run_compiled
+from fuzzcompile.model.culprit_contract import DetailsJson
+from fuzzcompile.model.stages import DYNAMO
+
+_TRIED = 3
+_CAPTURE_ONLY = Backend("eager")
+
+
+def prove_instruction(ablator: Ablator, *, doubts: bool) -> Attribution | None:
+    """The instruction behind which dynamo's tracing parts from eager mode, if the program is right with it there.
+
+    None where the program is right with dynamo alone, which needs no look at its tracing. One that is not proved is
+    named if ``doubts``.
+    """
+    failure = ablator.trial.observation.failure
+    if (failure is not None and failure.stage != DYNAMO) or ablator.once(ClearedBy(_CAPTURE_ONLY)):
+        return None
+    doubted: Attribution | None = None
+    for parted in _find_partings(ablator)[:_TRIED]:
+        culprit, left_out = _make_culprit(parted), InstructionLeftOut(parted.instruction)
+        if ablator.attempt_under(left_out)[1]:
+            return Attribution(replace(culprit, necessary=True, confidence="high"))
+        doubted = doubted or Attribution(replace(culprit, confidence="low"))
+    return doubted if doubts else None
+
+
+def _find_partings(ablator: Ablator) -> list[PartedInstruction]:
+    trace = InstructionTrace(ablator.trial.ledger)
+    how = replace(ablator.how.under(_CAPTURE_ONLY, WatchedInstructions(trace)), record=False)
+    run = run_compiled(ablator.experiments.runs, how, ablator.experiments.counts)
+    eager = run_first_eagerly(ablator.experiments, record_instructions)
+    return find_partings(eager, trace, run.failure.message if run.failure is not None else "") if eager else []
+
+
+def _make_culprit(parted: PartedInstruction) -> Culprit:
+    instruction = parted.instruction
+    site = f"{shorten_file(instruction.code.co_filename)}:{instruction.line} #1"
+    details: DetailsJson = {"kind": parted.kind, "expected": parted.expected, "got": parted.got}
+    module = getattr(instruction.handler, "__module__", None)
+    source = f"{module.replace('.', '/')}.py" if module is not None else None
+    name = parted.expected if parted.kind == "call" else instruction.does
+    return Culprit(DYNAMO, None, name, name, source=source, site=site, details=details)

@@ -1,0 +1,143 @@
+"""Faults planted in what dynamo makes of plain Python are told by the instruction at which they show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch._dynamo.variables import dicts, lists
+
+from fuzzcompile.compiler.instructions import InstructionTrace, find_partings, record_instructions
+from fuzzcompile.compiler.watch import patch_table
+from fuzzcompile.compiler.watch.torch_patch import install_patches
+from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.programs.casefiles.case_module import load_case
+
+ONLY_HERE = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the plants are of torch 2.13")
+
+
+def _make_new_list(original: Any) -> Any:
+    return lambda self, tx, other: self.sq_concat_impl(tx, other)
+
+
+def _pop_last(original: Any) -> Any:
+    def call(self: Any, tx: Any, name: str, arguments: Any, options: Any) -> Any:
+        return original(self, tx, name, [] if name == "pop" else arguments, options)
+
+    return call
+
+
+def _swap(original: Any) -> Any:
+    return lambda self, tx, other, reverse=False: original(self, tx, other, reverse=not reverse)
+
+
+def _sort_keys(original: Any) -> Any:
+    def iterate(self: Any, tx: Any) -> Any:
+        keys = sorted(self.items, key=lambda key: str(key.vt.as_python_constant()))
+        return type(original(self, tx))(dict.fromkeys(keys).keys())
+
+    return iterate
+
+
+def _take_first(original: Any) -> Any:
+    def look_up(self: Any, tx: Any, key: Any) -> Any:
+        negative = isinstance(key.as_python_constant(), int) and key.as_python_constant() < 0
+        return self.items[0] if negative else original(self, tx, key)
+
+    return look_up
+
+
+class Plant(NamedTuple):
+    """A fault of dynamo: the class and the method replaced, lines that show it, and what is to be named."""
+
+    owner: type
+    method: str
+    replace: Callable[[Any], Any]
+    lines: tuple[str, ...]
+    result: str
+    named: str
+
+
+PLANTS = {
+    "a list extended in place becomes another": Plant(
+        lists.ListVariable, "sq_inplace_concat_impl", _make_new_list,
+        ("sizes = [1, 2]", "known = sizes", "sizes += [3]"), "x * len(known)", "list += list",
+    ),
+    "an element from the other end": Plant(
+        lists.ListVariable, "call_method", _pop_last,
+        ("order = [2, 5, 3]", "first = order.pop(0)"), "x * first", "pop(int)",
+    ),
+    "keys subtracted the wrong way round": Plant(
+        dicts.DictKeysVariable, "nb_subtract_impl", _swap,
+        ('left, right = {"a": 1, "b": 2, "c": 3}, {"a": 0}', "missing = left.keys() - right.keys()"),
+        "x * (1 + len(missing))", "dict_keys - dict_keys",
+    ),
+    "keys in another order": Plant(
+        dicts.ConstDictVariable, "tp_iter_impl", _sort_keys,
+        ('shapes = {"q": 1, "k": 2}', "for name in shapes:", "    x = (x + shapes[name]).cos()"), "x", "iter(dict_key",
+    ),
+    "an index from behind": Plant(
+        lists.ListVariable, "mp_subscript_impl", _take_first, ("widths = [4, 8, 16]",), "x * widths[-1]", "list[int]",
+    ),
+}  # fmt: skip
+
+
+def write_program(plant: Plant) -> str:
+    body = "\n".join(f"    {line}" for line in (*plant.lines, f"return ({plant.result}).sin()"))
+    return f"import torch\n\ndef program(x):\n{body}\n\ndef make():\n    return program, (torch.ones(3),)\n"
+
+
+@ONLY_HERE
+@pytest.mark.parametrize("name", PLANTS)
+def test_the_instruction_is_named(name: str, write_case: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    plant = PLANTS[name]
+    path = write_case(write_program(plant))
+    assert not triage(load_case(path), torch.device("cpu")).is_bug
+    monkeypatch.setattr(plant.owner, plant.method, plant.replace(getattr(plant.owner, plant.method)))
+    report = triage(load_case(path), torch.device("cpu")).to_json()
+    assert (report["verdict"], report["culprit"]["stage"]) == ("miscompile", "dynamo")
+    assert plant.named in report["culprit"]["rewrite"], report["culprit"]
+    assert report["culprit"]["necessary"] is True
+
+
+class Shelf:
+    """Answers for itself whether it holds something, and is changed by the question."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __contains__(self, item: object) -> bool:
+        self.asked += 1
+        return item == "book"
+
+
+def use_python(x: torch.Tensor, amount: int) -> tuple[torch.Tensor, dict[str, list[int]]]:
+    """A program of many kinds of instructions."""
+    shelf, found = Shelf(), {key: [len(key)] for key in ("book", "pen")}
+    for key, sizes in found.items():
+        if key in shelf:
+            sizes.append(-amount // 2)
+    try:
+        found["ink"].append(1)
+    except KeyError:
+        x = x * shelf.asked
+    total = sum(size for sizes in found.values() for size in sizes)
+    first, *rest = sorted({3, 1, 2}, reverse=True)
+    return (x + total * first).relu() if rest and not any(rest[2:]) else x, found
+
+
+def test_dynamo_and_eager_mode_take_the_same_steps() -> None:
+    trace = InstructionTrace()
+    torch._dynamo.reset()
+    with install_patches(trace, patch_table.INSTRUCTIONS):
+        torch.compile(use_python, backend="eager")(torch.ones(2), 3)
+    torch._dynamo.reset()
+    with record_instructions() as eager:
+        use_python(torch.ones(2), 3)
+    traced = {code.co_name for code, _ in trace.steps}
+    assert {"use_python", "__init__", "__contains__", "<genexpr>"} <= traced & {code.co_name for code, _ in eager}
+    assert find_partings(eager, trace) == []
+    assert not trace.ledger.unseen
