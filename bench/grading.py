@@ -47,7 +47,7 @@ def graded(found: Attribution, expected: Expected) -> Grade:
 
 def names(wanted: Sequence[str], text: str) -> bool:
     """Whether ``text`` (a rewrite, an operator, a node) names one of the wanted things."""
-    words = {text, get_base_name(text), *re.findall(r"\w+", text)}
+    words = {text, get_base_name(text), *re.findall(r"\w+", text), *text.split()}
     words |= {re.sub(r"_\d+$", "", word) for word in words}
     return any(get_base_name(name) in words for name in wanted)
 

@@ -273,18 +273,20 @@ class WatchedInstructions(CompileChange):
 
 @dataclass(frozen=True)
 class InstructionLeftOut(CompileChange):
-    """An instruction of Python at which dynamo breaks the graph, so that eager mode runs it."""
+    """Instructions of Python at which dynamo breaks the graph, so that eager mode runs them; they do the same."""
 
-    instruction: Instruction
+    instructions: tuple[Instruction, ...]
 
     @property
     def text(self) -> str:  # type: ignore[override]
         """The instruction and its line."""
-        return f"graph break at {self.instruction.does} in line {self.instruction.line}"
+        lines = sorted({str(each.line) for each in self.instructions})
+        return f"graph break at {self.instructions[0].does} in line {' and '.join(lines)}"
 
     def apply(self, recorder: Recorder) -> AbstractContextManager[object]:
         """Have dynamo refuse it."""
-        return install_patches(InstructionTrace(recorder.ledger, self.instruction.place), patch_table.INSTRUCTIONS)
+        trace = InstructionTrace(recorder.ledger, [each.place for each in self.instructions])
+        return install_patches(trace, patch_table.INSTRUCTIONS)
 
 
 class Undecomposed(_ListChange):

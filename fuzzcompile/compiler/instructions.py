@@ -11,7 +11,7 @@ import operator
 import sys
 import sysconfig
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
@@ -78,16 +78,19 @@ Steps = dict[tuple[CodeType, int], list[InstructionStep]]
 class InstructionTrace:
     """What dynamo traces while its patch is installed: the latest attempt at each frame.
 
-    At the instruction ``left_out`` dynamo breaks the graph, and eager mode runs it.
+    At the instructions ``left_out`` dynamo breaks the graph, and eager mode runs them.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
-    left_out: tuple[CodeType, int] | None = None
+    left_out: Collection[tuple[CodeType, int]] = ()
     steps: Steps = field(default_factory=dict)
     # results that Python itself does not get from the same constants, as it gets them and as dynamo does
     wrong: list[tuple[Instruction, Digest, Digest]] = field(default_factory=list)
+    # calls that give nothing back, and contexts: what they set, dynamo says in its own words
+    settings: dict[str, list[Instruction]] = field(default_factory=dict)
     _calls: dict[int, tuple[object, list[InstructionStep]]] = field(default_factory=dict)
-    _expected: dict[int, tuple[Instruction, Digest]] = field(default_factory=dict)  # by the translator
+    _looked_up: dict[int, tuple[object, str]] = field(default_factory=dict)  # attributes, by what they are to dynamo
+    _expected: dict[int, Digest] = field(default_factory=dict)  # of the instruction before, by the translator
     _taken: int = 0
 
     def record_unseen(self, unseen: Unseen, error: BaseException | None = None) -> None:
@@ -107,6 +110,7 @@ class InstructionTrace:
             if getattr(translator, "parent", None) is None and (code, 0) in self.steps:
                 self.steps.clear()  # an attempt that dynamo has given up
                 self.wrong.clear()
+                self.settings.clear()
                 self._calls.clear()
             number = sum(known is code for known, _ in self.steps)
             known = (translator, self.steps.setdefault((code, number), []))
@@ -123,27 +127,33 @@ class InstructionTrace:
         offset = instruction.offset
         if offset is None or not is_of_program(translator.f_code):
             return
-        if self.left_out == (translator.f_code, offset):
+        if (translator.f_code, offset) in self.left_out:
             breaks = importlib.import_module("torch._dynamo.exc").Unsupported
             raise IntendedError(breaks(f"{instruction.opname} is left to eager mode"))
         steps = self.find_steps(translator)
         line = getattr(getattr(instruction, "positions", None), "lineno", None) or translator.lineno
-        known = _describe(translator.f_code, offset, line, instruction, stack)
+        if steps and _get(steps[-1]).name.startswith(_LOOKING_UP):
+            self._looked_up |= {id(each): (each, _get(steps[-1]).does) for each in stack[-2:]}
+        known = _describe(translator.f_code, offset, line, instruction, stack, self._looked_up)
         moved = steps and _get(steps[-1]).name.startswith(_KEEPING)
         values = steps[-1].values if moved else _digest_each(translator.symbolic_locals, _digest_variable)
         if instruction.opname == "RETURN_VALUE" and stack:
             values = {"return": _digest_variable(stack[-1])}
         steps.append(InstructionStep(offset, self._taken, values, known))
-        self._check_result(translator, stack)
-        expected = _compute(translator, instruction, stack)
-        if expected is not None:
-            self._expected[id(translator)] = known, expected
+        if len(steps) > 1 and stack:
+            self._look_at_result(translator, _get(steps[-2]), _digest_variable(stack[-1]))
+        if (expected := _compute(translator, instruction, stack)) is not None:
+            self._expected[id(translator)] = expected
+        if instruction.opname in _ENTERING:
+            self.settings.setdefault(known.does, []).append(known)
 
-    def _check_result(self, translator: Any, stack: list[Any]) -> None:
+    def _look_at_result(self, translator: Any, before: Instruction, got: Digest) -> None:
         """Compare what the instruction before has left on the stack with what Python gets."""
-        before, expected = self._expected.pop(id(translator), (None, None))
-        if before is not None and stack and not agree(expected, got := _digest_variable(stack[-1])):
+        expected = self._expected.pop(id(translator), None)
+        if not agree(expected, got):
             self.wrong.append((before, expected, got))
+        elif before.name.startswith("CALL") and got == digest(None) and not _holds_items(before.handler):
+            self.settings.setdefault(before.does, []).append(before)
 
 
 def wrap_step(trace: InstructionTrace, original: Function, translator: Any, *rest: object) -> object:
@@ -230,6 +240,11 @@ def agree(eager: object, traced: object) -> bool:
     return all(map(agree, eager, traced))
 
 
+def _holds_items(handler: type | None) -> bool:
+    """Return whether a class of dynamo is of a container, whose items are compared."""
+    return handler is not None and handler.__module__.rpartition(".")[2] in ("lists", "dicts", "sets")
+
+
 # What Python itself gets, of constants alone.
 
 _PURE = (abs, all, any, bool, chr, divmod, float, frozenset, int, len, list, max, min, ord, pow, repr, round, set)
@@ -285,10 +300,18 @@ _MOVES = (
 )
 # What leaves every name as it is.
 _KEEPING = ("LOAD_FAST", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_DEREF", "RESUME", "PRECALL", "PUSH_NULL", "COPY", "SWAP")
-_JUMPS = ("POP_JUMP", "JUMP_IF")
+_LOOKING_UP = ("LOAD_ATTR", "LOAD_METHOD")
+_JUMPS, _ENTERING = ("POP_JUMP", "JUMP_IF"), ("BEFORE_WITH", "SETUP_WITH")
 
 
-def _describe(code: CodeType, offset: int, line: int | None, instruction: Any, stack: list[Any]) -> Instruction:
+def _describe(
+    code: CodeType,
+    offset: int,
+    line: int | None,
+    instruction: Any,
+    stack: list[Any],
+    looked_up: Mapping[int, tuple[object, str]],
+) -> Instruction:
     name, argument = instruction.opname, instruction.argval
     decides, operand, of_truth = not name.startswith(_MOVES), stack[-1] if stack else None, False
     kinds = [_name_type(each) for each in stack[-2:]]
@@ -300,11 +323,16 @@ def _describe(code: CodeType, offset: int, line: int | None, instruction: Any, s
         arguments = stack[len(stack) - given :] if name != "CALL_FUNCTION_EX" else []
         before = stack[: len(stack) - given]
         operand = next((each for each in reversed(before[-2:]) if _name_callee(each)), operand)
-        does = f"{_name_callee(operand)}({', '.join(map(_name_type, arguments))})"
+        named = _name_callee(operand)
+        if named == "<lambda>":  # as dynamo stands for a method
+            named = looked_up.get(id(operand), (None, named))[1]
+        does = f"{named}({', '.join(map(_name_type, arguments))})"
         operand = _read(operand, "obj") or operand  # the object of a method
     elif name in ("BINARY_OP", "COMPARE_OP", "CONTAINS_OP", "IS_OP") and len(kinds) == 2:
         does = f"{kinds[0]} {_name_operator(instruction)} {kinds[1]}"
         operand = stack[-2] if name != "CONTAINS_OP" else stack[-1]
+    elif name in _ENTERING:
+        does = f"with {kinds[-1]}" if kinds else name
     elif name in ("FOR_ITER", "GET_ITER"):
         does = f"iter({kinds[-1]})" if kinds else name
     elif name.endswith("_ATTR") or name == "LOAD_METHOD":
@@ -420,14 +448,15 @@ def _list_names(code: CodeType) -> dict[int, str]:
 class PartedInstruction:
     """An instruction behind which dynamo goes on otherwise than eager mode, or has another value.
 
-    ``kind`` is ``path``, ``value``, ``error`` (dynamo raises one) or ``call`` (the program's own code that it calls is
-    not traced).
+    ``others`` do the same in other places. ``kind`` is ``path``, ``value``, ``error`` (dynamo raises one), ``call``
+    (the program's own code that it calls is not traced) or ``setting`` (nothing comes of it that could part).
     """
 
     instruction: Instruction
     kind: str
     expected: str = ""
     got: str = ""
+    others: tuple[Instruction, ...] = ()
 
 
 def find_partings(eager: Steps, trace: InstructionTrace, raised: str = "") -> list[PartedInstruction]:
@@ -465,6 +494,12 @@ def find_partings(eager: Steps, trace: InstructionTrace, raised: str = "") -> li
     first = sorted(parted, key=lambda each: each[0])[:1]
     before = [each for each in special if not first or each[0] <= first[0][0]]
     return [*wrong, *(each for _, each in (*before, *first))]
+
+
+def list_settings(trace: InstructionTrace) -> list[PartedInstruction]:
+    """What sets something outside of Python's values, the latest first: dynamo may not heed it."""
+    settings = reversed(trace.settings.values())
+    return [PartedInstruction(last, "setting", others=tuple(others)) for *others, last in settings]
 
 
 def _pair(

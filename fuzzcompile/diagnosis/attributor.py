@@ -24,7 +24,6 @@ from fuzzcompile.compiler.functional_run import find_identity_nodes
 from fuzzcompile.compiler.graph_breaks import find_captured_calls, is_function
 from fuzzcompile.compiler.session import find_path
 from fuzzcompile.compiler.torch_config import MISSING, get_setting
-from fuzzcompile.compiler.watch.aot_autograd import AS_THEY_COME
 from fuzzcompile.compiler.watch.rule_labels import make_family_veto
 from fuzzcompile.diagnosis.attribution.culprit import (
     UNKNOWN,
@@ -56,6 +55,7 @@ from fuzzcompile.diagnosis.stages.stage_table import (
 from fuzzcompile.diagnosis.stages.ways import attempt_backend
 from fuzzcompile.model.contract import AOTI, COMPILE, EXPORT, PATHS
 from fuzzcompile.model.culprit_contract import DetailsJson
+from fuzzcompile.model.facts import facts
 from fuzzcompile.model.signatures import drop_fingerprint
 from fuzzcompile.model.stages import (
     CODEGEN,
@@ -133,8 +133,8 @@ def _iter_candidates(culprit: Culprit, ablator: Ablator) -> Iterator[CompileChan
         changed = {key: value for key, value in settings.items() if known[key] not in (MISSING, value)}
         if changed:
             yield InductorSettings(changed)
-    if culprit.details.get("kind") == "tangent":
-        yield TracingSettings(AS_THEY_COME)
+    if (entries := facts().aot_autograd.switching_off.get(culprit.rewrite or "")) is not None:
+        yield TracingSettings(entries)
     if culprit.stage not in GRAPH_STAGES:
         calls = find_captured_calls(ablator.trial.ledger, culprit.site, culprit.nodes)
         functions = tuple((name, call) for name, call in calls.items() if is_function(call))

@@ -41,6 +41,7 @@ _NOTICE: dict[FactKind, tuple[str, ...]] = {
     "type": ("TYPE_MATCH", "CLASS_MATCH", "FUNCTION_MATCH", "ID_MATCH"),
     "tensor": ("TENSOR_MATCH",),
     "same": ("DUPLICATE_INPUT", "ID_MATCH"),
+    "memory": ("STORAGE_OVERLAPPING",),
     "object": ("ID_MATCH", "FUNCTION_MATCH", "CLOSURE_MATCH", "CLASS_MATCH", "MODULE_MATCH", "NN_MODULE",
                "BUILTIN_MATCH", "WEAKREF_ALIVE", "TYPE_MATCH"),
 }  # fmt: skip
@@ -254,7 +255,7 @@ def _list_wanted(name: str, before: CallState, after: CallState) -> tuple[str, .
     fact = after.get_fact(name, before)
     if fact.carrier == "mode":
         return _OF_MODES
-    if fact.kind != "same" and after.tells_presence(name, before):
+    if fact.kind not in ("same", "memory") and after.tells_presence(name, before):
         return _OF_PRESENCE
     if fact.kind == "tensor" and isinstance(fact.value, tuple):
         now = after.facts[name].value

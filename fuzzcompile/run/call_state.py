@@ -32,9 +32,9 @@ from fuzzcompile.run.reachable_state import (
 
 Carrier = Literal["argument", "attribute", "class attribute", "closure", "default", "global", "item", "code", "mode"]
 """Where a fact is held."""
-FactKind = Literal["value", "object", "same", "type", "length", "keys", "tensor"]
+FactKind = Literal["value", "object", "same", "type", "length", "keys", "tensor", "memory"]
 """What of it is compared: a plain value, which object it is, whether two names are of one tensor, a class, a length,
-keys in their order, the layout of a tensor."""
+keys in their order, the layout of a tensor, whether two tensors lie in one memory."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _MOST_SHOWN = 60
@@ -84,6 +84,7 @@ class CallState:
         self._kept = reached, arguments
         for name, leaf in (arguments or {}).items():
             self._note("argument", name, leaf)
+        self._note_shared_memory(arguments or {})
         for path, value in reached.list_named():
             self._note_object(path, value)
 
@@ -157,6 +158,16 @@ class CallState:
             self._add(name, StateFact(carrier, "object", id(value), _shorten(value)))
             self._add(f"type({name})", StateFact(carrier, "type", id(type(value)), type(value).__qualname__))
 
+    def _note_shared_memory(self, arguments: Mapping[str, object]) -> None:
+        """Which arguments lie in the memory of an earlier one."""
+        owners: dict[int, str] = {}
+        for name, leaf in arguments.items():
+            if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided and leaf.numel():
+                with contextlib.suppress(RuntimeError, NotImplementedError):  # a tensor without memory of its own
+                    first = owners.setdefault(leaf.untyped_storage().data_ptr(), name)
+                    if first != name:
+                        self._add(f"memory of {name} is that of {first}", StateFact("argument", "memory", True, "True"))
+
     def _note_object(self, path: str, value: object) -> None:
         if isinstance(value, types.FunctionType):
             self._note_function(path or value.__name__, value)
@@ -215,7 +226,7 @@ class CallState:
 
 
 # Of several facts that changed, the plainest comes first, and what is new or gone last: it is often a consequence.
-_TELLING: tuple[FactKind, ...] = ("value", "keys", "length", "type", "same", "tensor", "object")
+_TELLING: tuple[FactKind, ...] = ("value", "keys", "length", "type", "same", "memory", "tensor", "object")
 
 
 def _name_parameters(target: Callable[..., object], arguments: Arguments) -> Iterator[tuple[str, object]]:

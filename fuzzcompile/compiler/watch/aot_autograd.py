@@ -95,8 +95,6 @@ def _check_output(
 
 _COPY_MODULE, _COPY = facts().aot_autograd.tangent_copy.split(":")
 PLACE = (_COPY_MODULE, _COPY)
-#: The entries of ``torch._functorch.config`` without which no layout of a tangent is guessed from an output's.
-AS_THEY_COME: Mapping[str, object] = {facts().aot_autograd.tangent_guess: False}
 
 
 def wrap_coercion(recorder: Recorder, original: Function, tangent: object, layout: object) -> object:

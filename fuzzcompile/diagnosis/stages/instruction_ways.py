@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fuzzcompile.compiler.compile_changes import Backend, InstructionLeftOut, WatchedInstructions
-from fuzzcompile.compiler.instructions import InstructionTrace, PartedInstruction, find_partings, record_instructions
+from fuzzcompile.compiler.instructions import (
+    InstructionTrace,
+    PartedInstruction,
+    find_partings,
+    list_settings,
+    record_instructions,
+)
 from fuzzcompile.compiler.watch.rule_labels import shorten_file
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit
 from fuzzcompile.diagnosis.stages.tracing_ways import run_first_eagerly
@@ -29,10 +35,11 @@ def prove_instruction(ablator: Ablator, *, doubts: bool) -> Attribution | None:
         return None
     doubted: Attribution | None = None
     for parted in _find_partings(ablator)[:_TRIED]:
-        culprit, left_out = _make_culprit(parted), InstructionLeftOut(parted.instruction)
+        culprit, left_out = _make_culprit(parted), InstructionLeftOut((parted.instruction, *parted.others))
         if ablator.attempt_under(left_out)[1]:
             return Attribution(replace(culprit, necessary=True, confidence="high"))
-        doubted = doubted or Attribution(replace(culprit, confidence="low"))
+        if parted.kind != "setting":
+            doubted = doubted or Attribution(replace(culprit, confidence="low"))
     return doubted if doubts else None
 
 
@@ -41,7 +48,8 @@ def _find_partings(ablator: Ablator) -> list[PartedInstruction]:
     how = replace(ablator.how.under(_CAPTURE_ONLY, WatchedInstructions(trace)), record=False)
     run = run_compiled(ablator.experiments.runs, how, ablator.experiments.counts)
     eager = run_first_eagerly(ablator.experiments, record_instructions)
-    return find_partings(eager, trace, run.failure.message if run.failure is not None else "") if eager else []
+    raised = run.failure.message if run.failure is not None else ""
+    return (find_partings(eager, trace, raised) if eager else []) or list_settings(trace)
 
 
 def _make_culprit(parted: PartedInstruction) -> Culprit:

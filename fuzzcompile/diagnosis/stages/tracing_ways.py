@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +30,6 @@ from fuzzcompile.compiler.operators.operator_crossref import (
     profile_operators,
 )
 from fuzzcompile.compiler.watch import aot_autograd
-from fuzzcompile.compiler.watch.aot_autograd import AS_THEY_COME
 from fuzzcompile.compiler.watch.ledger import Snapshot
 from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS
 from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
@@ -51,7 +51,7 @@ from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.evidence import EFFECT, ObservableName
 from fuzzcompile.model.facts import facts
-from fuzzcompile.model.stages import DYNAMO, FUNCTIONALIZATION, JOINT_GRAPH
+from fuzzcompile.model.stages import DYNAMO, FUNCTIONALIZATION, JOINT_GRAPH, PRE_GRAD
 from fuzzcompile.model.thresholds import ANOTHER_CALL_ULPS, OTHER_NUMBERS, SEMANTIC_STEP
 from fuzzcompile.model.verdicts import AGREEING, Verdict
 from fuzzcompile.run import runs
@@ -273,7 +273,7 @@ def _find_tangents(divergence: Divergence) -> Iterator[Found]:
         step, source = rounding.relative_change(tangent.before, tangent.after), f"{module.replace('.', '/')}.py"
         culprit = Culprit(FUNCTIONALIZATION, None, function, "tangent", source=source, line=tangent.line, step=step)
         details: DetailsJson = {"kind": "tangent", "shape": list(tangent.shape), "strides": list(tangent.strides)}
-        yield Found(replace(culprit, details=details), TracingSettings(AS_THEY_COME))
+        yield Found(replace(culprit, details=details), TracingSettings(facts().aot_autograd.switching_off[function]))
 
 
 def _find_contradictions(divergence: Divergence) -> Iterator[Found]:
@@ -289,6 +289,55 @@ def _find_contradictions(divergence: Divergence) -> Iterator[Found]:
             culprit = Culprit(FUNCTIONALIZATION, None, aot_autograd.FUNCTION, "analysis", source=aot_autograd.SOURCE)
             details: DetailsJson = {"kind": "analysis", "a run shows": shown}
             yield Found(replace(culprit, line=frame.analysis.line, details=details))
+
+
+# What AOTAutograd itself raises, by the function that does.
+
+_TRACED_BY = "torch/_functorch/_aot_autograd/"
+_TRIED_WRITES = 3
+
+
+def _find_raising(divergence: Divergence) -> Iterator[Found]:
+    """The function that raises, without which the program may run; else with each of the writes of the program."""
+    failure = divergence.trial.observation.failure
+    raised = failure.raised if failure is not None else ()
+    file, line, function = next((frame for frame in raised if frame[0].startswith(_TRACED_BY)), (None, None, None))
+    if file is None or function is None:
+        return
+    culprit = Culprit(FUNCTIONALIZATION, None, function, function, source=file, line=line, details={"kind": "raised"})
+    entries = facts().aot_autograd.switching_off.get(function)
+    if entries is not None:
+        yield Found(culprit, TracingSettings(entries), ways.prove_without)
+    writes = (node for captured in ways.iter_captured(divergence.trial.ledger) for node in _list_writes(captured))
+    for node in itertools.islice(writes, _TRIED_WRITES):
+        site = find_location([node])
+        at_write = replace(culprit, nodes=(node.name,), site=None if site is None else f"{site} #1")
+        yield Found(at_write, prove=prove_at_call)
+
+
+def _list_writes(captured: ways.CapturedGraphs) -> list[fx.Node]:
+    run = run_eagerly(captured.record.snapshots[-1], captured.inputs, double=False)
+    return [node for node in captured.record.snapshots[-1].graph.nodes if _is_written(node, run)]
+
+
+def _find_lost_draws(divergence: Divergence) -> Iterator[Found]:
+    """Random calls of dynamo's graph that are not in the one of operators: what is drawn behind them is another."""
+    for frame in divergence.trial.ledger.frames if divergence.experiments.runs.promises_eager_numbers else ():
+        captured, traced = frame.find_record(PRE_GRAD), frame.find_record(JOINT_GRAPH)
+        if not (captured and traced and captured.snapshots and traced.snapshots):
+            continue
+        calls, left = list_drawing_nodes(captured.snapshots[-1]), list_drawing_nodes(traced.snapshots[0])
+        if len(left) < len(calls):
+            kept = Counter(get_operator_family(str(node.target)) for node in left)
+            for node in reversed(calls):  # of calls alike, the first is missing
+                name = _name_call(node).rpartition(".")[2]
+                kept[name] -= 1
+                lost = node if kept[name] < 0 else None
+            if lost is not None:
+                name, details = _name_call(lost), DetailsJson(kind="lost", call=_name_call(lost))
+                site = find_location([lost])
+                culprit = Culprit(FUNCTIONALIZATION, None, name, name.rpartition(".")[2], (lost.name,), details=details)
+                yield Found(replace(culprit, site=None if site is None else f"{site} #1"))
 
 
 # Operators that take another path in a compiled program than in eager mode, and give something else on it.
@@ -488,6 +537,10 @@ def _writes(operator: Any) -> bool:
 
 
 AOT_AUTOGRAD = (
+    ways.Way(
+        "what AOTAutograd raises", _find_raising, shows=lambda seen: seen.trial.observation.failure is not None, most=4
+    ),
+    ways.Way("random calls of a program, and of its operators", _find_lost_draws, prove_at_call),
     ways.Way("tangents, and their copies", _find_tangents, ways.prove_without),
     ways.Way("dynamo's graph, and the same without in-place writes", _compare_functional, prove_at_call),
     ways.Way("calls in eager mode, and as they are traced", _compare_composites, prove_at_call, most=4),

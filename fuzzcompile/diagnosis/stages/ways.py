@@ -309,7 +309,7 @@ class Way:
         """What parts first, as many as are asked for."""
         sides = self.sides(divergence) if self.shows(divergence) else ()
         worded = (each.find() if isinstance(each, Sides) else each for each in sides)
-        found = (replace(each, prove=self.prove) for each in worded if each is not None)
+        found = (replace(each, prove=each.prove or self.prove) for each in worded if each is not None)
         return list(itertools.islice(found, self.most))
 
 

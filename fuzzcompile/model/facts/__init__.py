@@ -169,10 +169,10 @@ class AotAutogradFacts(FactTable, frozen=True):
 
     analysis: str
     tangent_copy: str
-    tangent_guess: str
     partitioner: str
     plain_partitioner: str
     partitioner_setting: str
+    switching_off: Mapping[str, Mapping[str, bool]]
 
 
 class CustomPassFacts(FactTable, frozen=True):
@@ -205,6 +205,7 @@ class DynamoFacts(FactTable, frozen=True):
 class ErrorFacts(FactTable, frozen=True):
     """Code that errors of any program pass through, so that it tells nothing; files are relative to torch's parent."""
 
+    refusing: tuple[str, ...]
     forwarding_files: frozenset[str]
     forwarding_functions: frozenset[str]
     every_operator: Mapping[str, tuple[str, ...]]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.diagnosis.refusals import CannotJudge
 from fuzzcompile.programs.casefiles.case_module import load_case
 
 pytestmark = pytest.mark.usefixtures("no_workarounds")
@@ -186,3 +187,98 @@ def test_a_view_of_an_input_that_was_merged_with_another_is_found(write_case: Ca
     report = triage(load_case(write_case(MERGED)), torch.device("cpu")).to_json()
     assert (report["verdict"], report["severity"], report["wrong"]) == ("miscompile", "silent", "compiled")
     assert report["culprit"]["stage"] == "functionalization"
+
+
+# An output is a view of an input that was written to, and is made anew from what stands for that input.
+REGENERATED = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.register_buffer("base", base)
+
+    def forward(self, a, b, c):
+        diagonal = a.diagonal().detach()
+        diagonal.add_(b.max())
+        diagonal.add_(2)
+        return (diagonal,)
+
+def make():
+    base = torch.arange(24)
+    return Model(base).eval(), (base[::2].expand(2, -1), base[1:][1:], base.clone()[1:])
+"""
+# What is written through a view is written back to its input as a whole, which lies on itself.
+WRITTEN_BACK = """
+import torch
+
+def program(a, d):
+    last = a[-1]
+    last.add_(d)
+    return last
+
+def make():
+    torch.manual_seed(0)
+    a = torch.randint(2, (1, 1), dtype=torch.uint8).expand(2, 1)
+    return program, (a, torch.randint(24, (), dtype=torch.uint8))
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what AOTAutograd raises hangs on the torch")
+@pytest.mark.parametrize(
+    ("source", "named"), [(REGENERATED, "gen_alias_from_base"), (WRITTEN_BACK, "apply_in_graph_mutations")]
+)
+def test_a_function_of_aot_autograd_that_raises_is_named(source: str, named: str, write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(source)), torch.device("cpu")).to_json()
+    culprit = report["culprit"]
+    assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("functionalization", named, True)
+
+
+SHARED_LATER = """
+import torch
+
+def program(a, b):
+    shifted = b[:-1]
+    a.sub_(a, alpha=2)
+    return torch.cat([shifted, shifted])
+
+def run(model, inputs):
+    a, b = inputs
+    return model(a, b.clone()), model(a, b)
+
+def make():
+    base = torch.arange(24, dtype=torch.int32)
+    return program, (base, base.narrow(0, 1, 2))
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="guards hang on the torch")
+def test_arguments_that_share_memory_in_a_later_call_alone_are_told(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(SHARED_LATER)), torch.device("cpu")).to_json()
+    assert (report["verdict"], report["culprit"]["rewrite"]) == ("stale", "STORAGE_OVERLAPPING")
+    assert report["culprit"]["necessary"] is True
+    assert "memory of b is that of a: absent, then True" in report["detail"]
+
+
+WRITTEN_THROUGH_AS_STRIDED = """
+import torch
+
+DYNAMIC = True
+
+def program(a, b):
+    even = b[::2]
+    even.add_(even)
+    windows = a[::2].as_strided((2, 3), (1, 2))
+    windows.cumsum_(0)
+    return (windows,)
+
+def make():
+    base = torch.arange(12)
+    return program, (base.view(2, -1)[-1], base)
+"""
+
+
+def test_what_torch_refuses_to_compile_with_a_reason_is_no_bug(write_case: Callable[..., Path]):
+    with pytest.raises(CannotJudge, match="refuses to compile"):
+        triage(load_case(write_case(WRITTEN_THROUGH_AS_STRIDED)), torch.device("cpu"))
