@@ -133,7 +133,7 @@ def _iter_candidates(culprit: Culprit, ablator: Ablator) -> Iterator[CompileChan
         changed = {key: value for key, value in settings.items() if known[key] not in (MISSING, value)}
         if changed:
             yield InductorSettings(changed)
-    if (entries := facts().aot_autograd.switching_off.get(culprit.rewrite or "")) is not None:
+    if (entries := facts().aot_autograd.get_entries_without(culprit.rewrite)) is not None:
         yield TracingSettings(entries)
     if culprit.stage not in GRAPH_STAGES:
         calls = find_captured_calls(ablator.trial.ledger, culprit.site, culprit.nodes)

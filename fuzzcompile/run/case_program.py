@@ -294,7 +294,8 @@ def place_input(tensor: torch.Tensor, copier: StorageCopier) -> torch.Tensor:
     made = copier(tensor)
     if tensor.requires_grad and not tensor.is_leaf:
         with torch.inference_mode(False), torch.enable_grad():
-            result = made.clone()
+            # A view stays one, with the others of its base.
+            result = copier.make_computed(made) if tensor._is_view() else made.clone()
         if result.stride() == made.stride():
             result.retain_grad()
             made = result

@@ -188,6 +188,7 @@ class StorageCopier:
         self._known = known
         self._bases: dict[tuple[int, torch.dtype, torch.device], torch.Tensor] = {}
         self._whole_tensors: dict[int, torch.Tensor] = {}
+        self._computed: dict[int, torch.Tensor] = {}
         self._keep: list[torch.Tensor] = []  # the address of a freed storage may be given to a new one
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -209,6 +210,16 @@ class StorageCopier:
             # Detached: not a view but a leaf, since gradients are compared where the program asked for them.
             self._whole_tensors[id(tensor)] = self._bases[key].as_strided(*shape).detach()
         return self._whole_tensors[id(tensor)].requires_grad_(tensor.requires_grad)
+
+    def make_computed(self, copied: torch.Tensor) -> torch.Tensor:
+        """A copied tensor as a view of the result of an operator, one for each copied storage; it requires a gradient.
+
+        Such a view may be written to in place, which a leaf and its views may not. It needs grad mode.
+        """
+        key = copied.untyped_storage().data_ptr()
+        if key not in self._computed:
+            self._computed[key] = flatten_storage(copied.detach()).requires_grad_().clone()
+        return self._computed[key].as_strided(copied.size(), copied.stride(), copied.storage_offset())
 
     def _copy_flat(self, flat: torch.Tensor) -> torch.Tensor:
         if self._known is None or not flat.data_ptr():

@@ -18,6 +18,7 @@ from fuzzcompile.diagnosis.stages.tracing_ways import run_first_eagerly
 from fuzzcompile.diagnosis.stages.ways import ClearedBy
 from fuzzcompile.diagnosis.trials.experiments import run_compiled
 from fuzzcompile.model.culprit_contract import DetailsJson
+from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DYNAMO
 
 _TRIED = 3
@@ -31,7 +32,9 @@ def prove_instruction(ablator: Ablator, *, doubts: bool) -> Attribution | None:
     named if ``doubts``.
     """
     failure = ablator.trial.observation.failure
-    if (failure is not None and failure.stage != DYNAMO) or ablator.once(ClearedBy(_CAPTURE_ONLY)):
+    # Of an error of dynamo's own, its frames say more.
+    observed = failure is None or failure.message.startswith(facts().dynamo.observed)
+    if not observed or ablator.once(ClearedBy(_CAPTURE_ONLY)):
         return None
     doubted: Attribution | None = None
     for parted in _find_partings(ablator)[:_TRIED]:

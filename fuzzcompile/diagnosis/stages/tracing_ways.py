@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -273,7 +274,8 @@ def _find_tangents(divergence: Divergence) -> Iterator[Found]:
         step, source = rounding.relative_change(tangent.before, tangent.after), f"{module.replace('.', '/')}.py"
         culprit = Culprit(FUNCTIONALIZATION, None, function, "tangent", source=source, line=tangent.line, step=step)
         details: DetailsJson = {"kind": "tangent", "shape": list(tangent.shape), "strides": list(tangent.strides)}
-        yield Found(replace(culprit, details=details), TracingSettings(facts().aot_autograd.switching_off[function]))
+        entries = facts().aot_autograd.get_entries_without(function)
+        yield Found(replace(culprit, details=details), TracingSettings(entries) if entries is not None else None)
 
 
 def _find_contradictions(divergence: Divergence) -> Iterator[Found]:
@@ -291,6 +293,26 @@ def _find_contradictions(divergence: Divergence) -> Iterator[Found]:
             yield Found(replace(culprit, line=frame.analysis.line, details=details))
 
 
+# Outputs that are views: the runtime makes them anew from what it holds of the tensor that they are views of.
+
+
+def _find_regenerated(divergence: Divergence) -> Iterator[Found]:
+    kinds = (kind for frame in divergence.trial.ledger.frames if frame.analysis for kind, _ in frame.analysis.kinds)
+    if any(kind.startswith("alias_of") for kind in kinds):
+        place = facts().aot_autograd.alias_copy
+        name, (file, line) = place.rpartition(":")[2], find_definition(place)
+        culprit = Culprit(FUNCTIONALIZATION, None, name, name, source=file, line=line, details={"kind": "regenerated"})
+        entries = facts().aot_autograd.get_entries_without(name)
+        yield Found(culprit, None if entries is None else TracingSettings(entries))
+
+
+def _prove_regenerated(ablator: Ablator, found: Found) -> Attribution | None:
+    """The function, if the program is right without it; that it is called accuses nothing."""
+    attribution = ways.prove_without(ablator, found)
+    culprit = attribution.culprit if attribution is not None else None
+    return attribution if culprit is not None and culprit.necessary else None
+
+
 # What AOTAutograd itself raises, by the function that does.
 
 _TRACED_BY = "torch/_functorch/_aot_autograd/"
@@ -298,16 +320,13 @@ _TRIED_WRITES = 3
 
 
 def _find_raising(divergence: Divergence) -> Iterator[Found]:
-    """The function that raises, without which the program may run; else with each of the writes of the program."""
+    """The function that raises, at each of the writes of the program."""
     failure = divergence.trial.observation.failure
     raised = failure.raised if failure is not None else ()
     file, line, function = next((frame for frame in raised if frame[0].startswith(_TRACED_BY)), (None, None, None))
     if file is None or function is None:
         return
     culprit = Culprit(FUNCTIONALIZATION, None, function, function, source=file, line=line, details={"kind": "raised"})
-    entries = facts().aot_autograd.switching_off.get(function)
-    if entries is not None:
-        yield Found(culprit, TracingSettings(entries), ways.prove_without)
     writes = (node for captured in ways.iter_captured(divergence.trial.ledger) for node in _list_writes(captured))
     for node in itertools.islice(writes, _TRIED_WRITES):
         site = find_location([node])
@@ -537,9 +556,8 @@ def _writes(operator: Any) -> bool:
 
 
 AOT_AUTOGRAD = (
-    ways.Way(
-        "what AOTAutograd raises", _find_raising, shows=lambda seen: seen.trial.observation.failure is not None, most=4
-    ),
+    ways.Way("outputs that are views", _find_regenerated, _prove_regenerated, shows=lambda seen: True),
+    ways.Way("what AOTAutograd raises", _find_raising, shows=attrgetter("trial.observation.failure"), most=4),
     ways.Way("random calls of a program, and of its operators", _find_lost_draws, prove_at_call),
     ways.Way("tangents, and their copies", _find_tangents, ways.prove_without),
     ways.Way("dynamo's graph, and the same without in-place writes", _compare_functional, prove_at_call),

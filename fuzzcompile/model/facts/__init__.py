@@ -168,11 +168,17 @@ class AotAutogradFacts(FactTable, frozen=True):
     """Functions of AOTAutograd as ``module:function``, and the entries of configs that decide about them."""
 
     analysis: str
+    alias_copy: str
     tangent_copy: str
     partitioner: str
     plain_partitioner: str
     partitioner_setting: str
     switching_off: Mapping[str, Mapping[str, bool]]
+
+    def get_entries_without(self, function: str | None) -> Mapping[str, bool] | None:
+        """The entries of functorch's config without which a function of that name does nothing; None of another."""
+        named = (entries for place, entries in self.switching_off.items() if place.endswith(f":{function}"))
+        return next(named, None)
 
 
 class CustomPassFacts(FactTable, frozen=True):

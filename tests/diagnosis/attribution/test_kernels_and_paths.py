@@ -179,13 +179,12 @@ def make():
 """
 
 
-def test_a_call_that_is_made_only_under_dynamo_is_named_and_proved(write_case: WriteCase):
+def test_a_branch_that_is_taken_only_under_dynamo_is_named_and_proved(write_case: WriteCase):
     report = report_on(write_case(TRACED))
     culprit = report["culprit"]
     assert (report["verdict"], report["confidence"]) == ("metadata", "high")
-    assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("dynamo", "aten.contiguous", True)
-    assert (culprit["details"]["eager"], culprit["details"]["compiled"]) == ([], ["aten.contiguous"])
-    assert culprit["details"]["agrees"] == f"backend=eager without {culprit['nodes'][0]}"
+    assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("dynamo", "is_compiling()", True)
+    assert (culprit["details"]["expected"], culprit["details"]["got"]) == ("line 8", "line 7")
 
 
 FAST_PATH = """

@@ -95,6 +95,22 @@ def test_an_input_that_is_a_result_may_be_written_to(script: Loader):
     assert seen.failure is None
 
 
+def test_a_view_of_a_result_may_be_written_to_and_shares_its_memory(script: Loader):
+    case = script(
+        """
+        import torch
+        def act(every, even):
+            even.add_(1)
+            return every * 1
+        base = torch.ones(4, requires_grad=True).add(0)
+        torch.compile(act)(base[:], base[::2])
+        """
+    )
+    seen = run_eager(case, CPU)
+    assert seen.failure is None
+    assert seen.index_by_name()["out0"].value.tolist() == [2, 1, 2, 1]
+
+
 def test_attributes_of_inputs_are_kept(script: Loader):
     case = script(
         """
