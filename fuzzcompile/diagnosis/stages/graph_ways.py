@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from fuzzcompile.compiler.compile_changes import InductorSettings
+from fuzzcompile.compiler.compile_changes import InductorSettings, MetadataFromKernel
 from fuzzcompile.compiler.functional_run import is_bound_to_capture, run_eagerly
 from fuzzcompile.compiler.graph_replay import (
     ReplayResult,
@@ -392,7 +392,8 @@ def _word_metadata(record: GraphRecord, parting: ways.PartedStep[_Recorded]) -> 
         function = find_fake_function(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
         culprit = Culprit.from_operator(stages.FAKE_TENSOR, str(node.target), find_source(function), details=details)
         culprit = replace(culprit, nodes=(node.name,), site=find_location([node]), confidence="low")
-        return Found(culprit) if record.stage == stages.JOINT_GRAPH else None
+        without = MetadataFromKernel((str(node.target),))
+        return Found(culprit, without) if record.stage == stages.JOINT_GRAPH else None
     for rewrite in record.rewrites:
         before, after = (
             {copied.name: copied.target for copied in record.snapshots[index].graph.nodes}

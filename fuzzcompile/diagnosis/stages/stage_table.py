@@ -15,7 +15,7 @@ from fuzzcompile.diagnosis.stages import backend_stages, graph_ways, tracing_way
 from fuzzcompile.diagnosis.stages.compiling_branches import prove_compiling_branch
 from fuzzcompile.diagnosis.stages.graph_passes import Ground, RewritingStage, prove_rewrites
 from fuzzcompile.diagnosis.stages.instruction_ways import prove_instruction
-from fuzzcompile.diagnosis.stages.ways import SideBySide, Stage, Way, doubt
+from fuzzcompile.diagnosis.stages.ways import SideBySide, Stage, Way, doubt, prove_without
 from fuzzcompile.model import stages
 
 # Stages whose input is run beside what they make of it, each way in the order of looking.
@@ -85,14 +85,16 @@ def _prove_suspected_instruction(ablator: Ablator) -> Attribution | None:
     return prove_instruction(ablator, doubts=False) if DYNAMO.suspects(ablator) else None
 
 
-def _doubt_way(way: Way) -> Prove:
-    """What parts first by a way whose culprits no compile can do without."""
+def _prove_first(way: Way) -> Prove:
+    """What parts first by a way, proved where a compile can do without it."""
 
-    def doubt_first(ablator: Ablator) -> Attribution | None:
+    def prove(ablator: Ablator) -> Attribution | None:
         found = ablator.once(way.find)
+        if found and found[0].without is not None and (proved := prove_without(ablator, found[0])) is not None:
+            return proved
         return doubt(ablator, found[0]) if found else None
 
-    return doubt_first
+    return prove
 
 
 # Tuned: what is cheap to look at and rarely wrong comes first. A compile is spent on a suspect only after everything
@@ -116,9 +118,9 @@ ORDER: tuple[SearchStep, ...] = (
     SearchStep(Shows.IN_GRAPHS, _prove_stage(FUNCTIONALIZATION)),
     SearchStep(Shows.IN_GRAPHS, _prove_stage(PARTITION)),
     SearchStep(Shows.IN_GRAPHS, partial(prove_instruction, doubts=True)),
-    SearchStep(Shows.IN_GRAPHS, _doubt_way(graph_ways.METADATA)),
+    SearchStep(Shows.IN_GRAPHS, _prove_first(graph_ways.METADATA)),
     SearchStep(Shows.IN_GRAPHS, operators.doubt_operators),
-    SearchStep(Shows.IN_GRAPHS, _doubt_way(_LOST)),
+    SearchStep(Shows.IN_GRAPHS, _prove_first(_LOST)),
     SearchStep(Shows.IN_CODE, prove_templates),
     SearchStep(Shows.IN_CODE, partial(search_behind_graphs, BACKEND_STAGES)),
     SearchStep(Shows.IN_CODE, backend_stages.prove_vectors),

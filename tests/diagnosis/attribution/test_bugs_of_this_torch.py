@@ -300,3 +300,22 @@ def make():
 def test_what_torch_refuses_to_compile_with_a_reason_is_no_bug(write_case: Callable[..., Path]):
     with pytest.raises(CannotJudge, match="refuses to compile"):
         triage(load_case(write_case(WRITTEN_THROUGH_AS_STRIDED)), torch.device("cpu"))
+
+
+DRAWN_INTO_ONE_COLUMN = """
+import torch
+
+def program(x):
+    x.uniform_(-1, 1)
+    return x
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(3).as_strided((1, 2, 1), (4, 2, 2)),)
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the rule of a fake tensor hangs on the torch")
+def test_strides_that_a_rule_of_fake_tensors_gets_wrong_are_proved_by_the_kernels(write_case: Callable[..., Path]):
+    culprit = triage(load_case(write_case(DRAWN_INTO_ONE_COLUMN)), torch.device("cpu")).to_json()["culprit"]
+    assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("fake_tensor", "aten.uniform.default", True)
