@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import ClassVar, Self
 
 from fuzzcompile.compiler import graph_breaks
-from fuzzcompile.compiler.instructions import Instruction, InstructionTrace
+from fuzzcompile.compiler.instruction_words import Instruction
+from fuzzcompile.compiler.instructions import InstructionTrace
 from fuzzcompile.compiler.kernels.lowering_control import Control
 from fuzzcompile.compiler.operators import decompositions, operator_application
 from fuzzcompile.compiler.target.kernel_log import ProgramOrder

@@ -1,0 +1,177 @@
+"""Words for an instruction of Python that dynamo traces, and the result that Python itself gets of constants."""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+from fuzzcompile.compiler.python_values import Digest, digest
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction of Python: where it stands, what it does, and with operands of which types.
+
+    ``handler`` is dynamo's class for the operand that decides how the instruction is traced.
+    """
+
+    code: CodeType
+    offset: int
+    line: int | None
+    name: str
+    does: str
+    handler: type | None
+    decides: bool  # whether a value comes of it that is not merely moved, or its truth is asked for
+
+    @property
+    def place(self) -> tuple[CodeType, int]:
+        """The code and the offset in it."""
+        return self.code, self.offset
+
+
+_MOVES = (
+    *("LOAD_FAST", "LOAD_CONST", "LOAD_CLOSURE", "STORE_", "RETURN_", "COPY", "SWAP", "POP_TOP", "PUSH_NULL", "NOP"),
+    *("RESUME", "PRECALL", "KW_NAMES", "CACHE", "EXTENDED_ARG", "MAKE_CELL", "JUMP_", "BUILD_", "LOAD_SMALL_INT"),
+)
+# What leaves every name as it is.
+KEEPING = ("LOAD_FAST", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_DEREF", "RESUME", "PRECALL", "PUSH_NULL", "COPY", "SWAP")
+LOOKING_UP = ("LOAD_ATTR", "LOAD_METHOD")
+_JUMPS, ENTERING = ("POP_JUMP", "JUMP_IF"), ("BEFORE_WITH", "SETUP_WITH")
+
+
+def describe_instruction(
+    code: CodeType,
+    offset: int,
+    line: int | None,
+    instruction: Any,
+    stack: list[Any],
+    looked_up: Mapping[int, tuple[object, str]],
+) -> Instruction:
+    """An instruction of dynamo's in words, with the values on its ``stack``; ``looked_up`` names attributes of them."""
+    name, argument = instruction.opname, instruction.argval
+    decides, operand = not name.startswith(_MOVES), stack[-1] if stack else None
+    kinds = [_name_type(each) for each in stack[-2:]]
+    if name.startswith(_JUMPS):
+        decides = operand is not None and "NONE" not in name and kinds[-1] != "bool"
+        does = f"bool({kinds[-1]})" if kinds else name
+    elif name in ("CALL", "CALL_FUNCTION", "CALL_METHOD", "CALL_KW", "CALL_FUNCTION_EX"):
+        given = argument if isinstance(argument, int) else 1
+        arguments = stack[len(stack) - given :] if name != "CALL_FUNCTION_EX" else []
+        before = stack[: len(stack) - given]
+        operand = next((each for each in reversed(before[-2:]) if _name_callee(each)), operand)
+        named = _name_callee(operand)
+        if named == "<lambda>":  # as dynamo stands for a method
+            named = looked_up.get(id(operand), (None, named))[1]
+        does = f"{named}({', '.join(map(_name_type, arguments))})"
+        operand = _read(operand, "obj") or operand  # the object of a method
+    elif name in ("BINARY_OP", "COMPARE_OP", "CONTAINS_OP", "IS_OP") and len(kinds) == 2:
+        does = f"{kinds[0]} {_name_operator(instruction)} {kinds[1]}"
+        operand = stack[-2] if name != "CONTAINS_OP" else stack[-1]
+    elif name in ENTERING:
+        does = f"with {kinds[-1]}" if kinds else name
+    elif name in ("FOR_ITER", "GET_ITER"):
+        does = f"iter({kinds[-1]})" if kinds else name
+    elif name.endswith("_ATTR") or name == "LOAD_METHOD":
+        words = {"DELETE_ATTR": "del ", "STORE_ATTR": "set "}.get(name, "")
+        does, decides = f"{words}{kinds[-1] if kinds else '?'}.{argument}", name != "STORE_ATTR"
+    elif name.endswith("_SUBSCR") and len(kinds) == 2:
+        does = f"{kinds[0]}[{kinds[1]}]"
+        operand = stack[-2]
+    elif name.startswith("UNARY_") and kinds:
+        does = f"{name.removeprefix('UNARY_').lower()} {kinds[-1]}"
+    else:
+        does = f"{name} {argument}" if isinstance(argument, str) else name
+    if operand is not None and getattr(operand, "is_realized", bool)():
+        operand = operand.realize()
+    handler = None if operand is None else type(operand)
+    return Instruction(code, offset, line, name, does, handler, decides)
+
+
+def _name_operator(instruction: Any) -> str:
+    if instruction.opname == "BINARY_OP":
+        return str(dis._nb_ops[instruction.arg][1])  # type: ignore[attr-defined]
+    if instruction.opname == "COMPARE_OP":
+        return str(instruction.argval)
+    return ("not " if instruction.arg else "") + "in" if instruction.opname == "CONTAINS_OP" else "is"
+
+
+def _name_callee(variable: Any) -> str:
+    """The name of what dynamo calls; empty for none."""
+    for attribute in ("fn", "value"):
+        name = getattr(_read(variable, attribute), "__name__", None)
+        if isinstance(name, str):
+            return name
+    name = _read(variable, "name")  # of a method that is not looked up yet
+    return name if isinstance(name, str) else ""
+
+
+def _name_type(variable: Any) -> str:
+    """The type of a value, or the name of a type that is one."""
+    value = _read(variable, "value")
+    if isinstance(value, type):
+        return value.__name__
+    if isinstance(getattr(value, "__name__", None), str) and callable(value):
+        return "function"
+    kind = None
+    with contextlib.suppress(Exception):  # of dynamo, which does not know the type
+        kind = variable.python_type()
+    kinds = (kind, _read(variable, "fn"), type(value))
+    return next((each.__name__ for each in kinds if isinstance(each, type)), "?")
+
+
+def _read(variable: Any, attribute: str) -> Any:
+    with contextlib.suppress(Exception):  # dynamo raises errors of its own for what it does not know
+        return getattr(variable, attribute, None)
+    return None
+
+
+# What Python itself gets, of constants alone.
+
+_PURE = (abs, all, any, bool, chr, divmod, float, frozenset, int, len, list, max, min, ord, pow, repr, round, set)
+_PURE_CALLS = frozenset(map(id, (*_PURE, sorted, str, sum, tuple)))
+_UNARY: Mapping[str, Callable[..., object]] = {
+    "UNARY_NEGATIVE": operator.neg,
+    "UNARY_INVERT": operator.invert,
+    "UNARY_NOT": operator.not_,
+}
+_COMPARISONS: Mapping[str, Callable[..., object]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_BINARY: Mapping[str, Callable[..., object]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
+    "%": operator.mod, "**": operator.pow, "&": operator.and_, "|": operator.or_, "^": operator.xor,
+    "<<": operator.lshift, ">>": operator.rshift,
+}  # fmt: skip
+
+
+def compute_result(translator: Any, instruction: Any, stack: list[Any]) -> Digest:
+    """The result of an instruction on constants; None where it is of another kind, or raises."""
+    name, given = instruction.opname, 2
+    function: Callable[..., object] | None = None
+    if name in _UNARY:
+        function, given = _UNARY[name], 1
+    elif name == "BINARY_SUBSCR":
+        function = operator.getitem
+    elif name == "COMPARE_OP":
+        function = _COMPARISONS.get(instruction.argval)
+    elif name == "BINARY_OP":
+        function = _BINARY.get(_name_operator(instruction))
+    elif name == "CALL" and not _read(translator, "kw_names"):
+        given = instruction.argval
+        called = [_read(each, "fn") for each in stack[: len(stack) - given][-2:]]
+        function = next((each for each in called if id(each) in _PURE_CALLS), None)
+    if function is None or len(stack) < given:
+        return None
+    with contextlib.suppress(Exception):  # of dynamo, for what is no constant; or of the operation
+        return digest(function(*(each.as_python_constant() for each in stack[len(stack) - given :])))
+    return None
