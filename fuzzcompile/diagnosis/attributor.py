@@ -239,9 +239,9 @@ def _attribute_by_ladder(ablator: Ablator) -> Attribution:
     path = _find_path(ablator)
     if path != COMPILE:
         compiled = path == AOTI and attempt_backend(ablator, CompilePath(EXPORT))
-        captured = None if compiled else _attribute_to_export(ablator)
+        found = _attribute_to_aoti(ablator) if compiled else _attribute_to_export(ablator)
         stage = CODEGEN if compiled else DYNAMO
-        return captured or Attribution(Culprit(stage, None, None, UNKNOWN, confidence="low", details={"path": path}))
+        return found or Attribution(Culprit(stage, None, None, UNKNOWN, confidence="low", details={"path": path}))
     stage = next((name for backend, name in LADDER if not attempt_backend(ablator, Backend(backend))), LOWERING)
     if stage == LOWERING and _has_own_backend(ablator) and attempt_backend(ablator, Backend("inductor")):
         label = make_backend_label(ablator.experiments.case.settings.backend)
@@ -256,14 +256,32 @@ def _attribute_to_export(ablator: Ablator) -> Attribution | None:
 
     It goes by the operator whose result is another one. None where that is not known, or dynamo's capture fails too.
     """
-    wrong = (each.name for each in ablator.trial.judgement.comparisons if each.finding not in AGREEING)
-    name, graphs = next(wrong, None), ablator.trial.ledger.exported
-    producer = find_producer(graphs[0], name) if name is not None and graphs else None
+    producer = _find_exported_producer(ablator)
     if producer is None or not attempt_backend(ablator, CompilePath(COMPILE), Backend("eager")):
         return None
     family = producer.partition(".")[0]
     details: DetailsJson = {"path": EXPORT, "output of": family}
     return Attribution(Culprit(DYNAMO, None, "torch.export", family, necessary=True, details=details))
+
+
+def _attribute_to_aoti(ablator: Ablator) -> Attribution | None:
+    """AOTInductor, which alone is between the exported program, which is right, and what torch.compile makes of it.
+
+    It goes by the operator whose result is another one. None where that is not known, or torch.compile fails too.
+    """
+    producer = _find_exported_producer(ablator)
+    if producer is None or not attempt_backend(ablator, CompilePath(COMPILE)):
+        return None
+    family = producer.partition(".")[0]
+    details: DetailsJson = {"path": AOTI, "output of": family}
+    return Attribution(Culprit(CODEGEN, None, "AOTInductor", family, necessary=True, details=details))
+
+
+def _find_exported_producer(ablator: Ablator) -> str | None:
+    """The operator behind the first wrong output of the exported graph."""
+    wrong = (each.name for each in ablator.trial.judgement.comparisons if each.finding not in AGREEING)
+    name, graphs = next(wrong, None), ablator.trial.ledger.exported
+    return find_producer(graphs[0], name) if name is not None and graphs else None
 
 
 def _attribute_to_compile(ablator: Ablator) -> Attribution | None:

@@ -319,3 +319,28 @@ def make():
 def test_strides_that_a_rule_of_fake_tensors_gets_wrong_are_proved_by_the_kernels(write_case: Callable[..., Path]):
     culprit = triage(load_case(write_case(DRAWN_INTO_ONE_COLUMN)), torch.device("cpu")).to_json()["culprit"]
     assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("fake_tensor", "aten.uniform.default", True)
+
+
+WRITTEN_INPUT_UNDER_AOTI = """
+import torch
+
+PATH = "aoti"
+
+class Model(torch.nn.Module):
+    def forward(self, x, y):
+        a = y.transpose(-1, -2)
+        a.transpose(-1, -2).mul_(-1)
+        return a
+
+def make():
+    torch.manual_seed(0)
+    return Model().eval(), (torch.randn(4, 5), torch.randn(5, 3))
+"""
+
+
+@pytest.mark.skipif(
+    not torch.__version__.startswith(("2.13.", "2.15.")), reason="what AOTInductor gives back hangs on the torch"
+)
+def test_what_aot_inductor_alone_gets_wrong_is_named(write_case: Callable[..., Path]):
+    culprit = triage(load_case(write_case(WRITTEN_INPUT_UNDER_AOTI)), torch.device("cpu")).to_json()["culprit"]
+    assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("codegen", "AOTInductor", True)
