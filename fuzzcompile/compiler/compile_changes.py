@@ -36,6 +36,9 @@ class CompileChange:
     needs_code: bool = False
     """Whether the change shows in generated code alone, so that graphs are not interpreted under it."""
 
+    breaks_graph: ClassVar[bool] = False
+    """Whether dynamo is to break the graph, whatever ``fullgraph`` says."""
+
     @property
     def kind(self) -> type[CompileChange]:
         """The class of changes of which a compile has one."""
@@ -230,6 +233,7 @@ class GraphBreak(CompileChange):
     """Calls at which dynamo breaks the graph, each with the name under which the user calls it."""
 
     calls: tuple[tuple[str, graph_breaks.CallTarget], ...]
+    breaks_graph = True
 
     @property
     def text(self) -> str:  # type: ignore[override]
@@ -277,6 +281,7 @@ class InstructionLeftOut(CompileChange):
     """Instructions of Python at which dynamo breaks the graph, so that eager mode runs them; they do the same."""
 
     instructions: tuple[Instruction, ...]
+    breaks_graph = True
 
     @property
     def text(self) -> str:  # type: ignore[override]

@@ -46,7 +46,6 @@ _JUMPS, ENTERING = ("POP_JUMP", "JUMP_IF"), ("BEFORE_WITH", "SETUP_WITH")
 
 def describe_instruction(
     code: CodeType,
-    offset: int,
     line: int | None,
     instruction: Any,
     stack: list[Any],
@@ -89,7 +88,7 @@ def describe_instruction(
     if operand is not None and getattr(operand, "is_realized", bool)():
         operand = operand.realize()
     handler = None if operand is None else type(operand)
-    return Instruction(code, offset, line, name, does, handler, decides)
+    return Instruction(code, instruction.offset, line, name, does, handler, decides)
 
 
 def _name_operator(instruction: Any) -> str:

@@ -7,6 +7,7 @@ import dis
 import functools
 import importlib
 import inspect
+import itertools
 import sys
 import sysconfig
 from collections import defaultdict
@@ -51,6 +52,7 @@ class InstructionStep:
     number: int = 0  # of all steps
     values: Mapping[str, Digest] = field(default_factory=dict)
     instruction: Instruction | None = None  # of dynamo's steps
+    expected: Digest = None  # what Python itself gets where dynamo works on constants
     calls: CodeType | None = None  # of eager mode's: the code of the program's own that it has called by itself
 
 
@@ -62,7 +64,7 @@ Steps = dict[tuple[CodeType, int], list[InstructionStep]]
 class InstructionTrace:
     """What dynamo traces while its patch is installed: the latest attempt at each frame.
 
-    At the instructions ``left_out`` dynamo breaks the graph, and eager mode runs them.
+    With instructions ``left_out`` nothing is recorded: at these dynamo breaks the graph, and eager mode runs them.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
@@ -74,7 +76,6 @@ class InstructionTrace:
     settings: dict[str, list[Instruction]] = field(default_factory=dict)
     _calls: dict[int, tuple[object, list[InstructionStep]]] = field(default_factory=dict)
     _looked_up: dict[int, tuple[object, str]] = field(default_factory=dict)  # attributes, by what they are to dynamo
-    _expected: dict[int, Digest] = field(default_factory=dict)  # of the instruction before, by the translator
     _taken: int = 0
 
     def record_unseen(self, unseen: Unseen, error: BaseException | None = None) -> None:
@@ -102,42 +103,47 @@ class InstructionTrace:
         return known[1]
 
     def take(self, translator: Any) -> None:
-        """Record the instruction that a translator is about to trace."""
+        """Record the instruction that a translator is about to trace, or have dynamo leave it out."""
         pointer = translator.instruction_pointer
-        if pointer is None or self._taken > _MOST_STEPS:
+        if pointer is None or not is_of_program(translator.f_code):
             return
-        self._taken += 1
-        instruction, stack = translator.instructions[pointer], list(translator.stack)
-        offset = instruction.offset
-        if offset is None or not is_of_program(translator.f_code):
-            return
-        if (translator.f_code, offset) in self.left_out:
-            breaks = importlib.import_module("torch._dynamo.exc").Unsupported
-            raise IntendedError(breaks(f"{instruction.opname} is left to eager mode"))
+        instruction = translator.instructions[pointer]
+        if self.left_out:
+            if (translator.f_code, instruction.offset) in self.left_out:
+                breaks = importlib.import_module("torch._dynamo.exc").Unsupported
+                raise IntendedError(breaks(f"{instruction.opname} is left to eager mode"))
+        elif instruction.offset is not None and self._taken <= _MOST_STEPS:
+            self._taken += 1
+            self._record(translator, instruction, list(translator.stack))
+
+    def _record(self, translator: Any, instruction: Any, stack: list[Any]) -> None:
         steps = self.find_steps(translator)
         line = getattr(getattr(instruction, "positions", None), "lineno", None) or translator.lineno
         if steps and _get(steps[-1]).name.startswith(LOOKING_UP):
             self._looked_up |= {id(each): (each, _get(steps[-1]).does) for each in stack[-2:]}
-        known = describe_instruction(translator.f_code, offset, line, instruction, stack, self._looked_up)
+        known = describe_instruction(translator.f_code, line, instruction, stack, self._looked_up)
         moved = steps and _get(steps[-1]).name.startswith(KEEPING)
         values = steps[-1].values if moved else digest_each(translator.symbolic_locals, digest_variable)
         if instruction.opname == "RETURN_VALUE" and stack:
             values = {"return": digest_variable(stack[-1])}
-        steps.append(InstructionStep(offset, self._taken, values, known))
-        if len(steps) > 1 and stack:
-            self._look_at_result(translator, _get(steps[-2]), digest_variable(stack[-1]))
-        if (expected := compute_result(translator, instruction, stack)) is not None:
-            self._expected[id(translator)] = expected
+        if steps and stack:
+            self._look_at_result(steps[-1], stack[-1])
+        expected = compute_result(translator, instruction, stack)
+        steps.append(InstructionStep(known.offset, self._taken, values, known, expected))
         if instruction.opname in ENTERING:
             self.settings.setdefault(known.does, []).append(known)
 
-    def _look_at_result(self, translator: Any, before: Instruction, got: Digest) -> None:
+    def _look_at_result(self, before: InstructionStep, result: Any) -> None:
         """Compare what the instruction before has left on the stack with what Python gets."""
-        expected = self._expected.pop(id(translator), None)
-        if not agree(expected, got):
-            self.wrong.append((before, expected, got))
-        elif before.name.startswith("CALL") and got == digest(None) and not holds_items(before.handler):
-            self.settings.setdefault(before.does, []).append(before)
+        instruction = _get(before)
+        calls = instruction.name.startswith("CALL") and not holds_items(instruction.handler)
+        if before.expected is None and not calls:
+            return
+        got = digest_variable(result)
+        if not agree(before.expected, got):
+            self.wrong.append((instruction, before.expected, got))
+        elif calls and got == digest(None):
+            self.settings.setdefault(instruction.does, []).append(instruction)
 
 
 def wrap_step(trace: InstructionTrace, original: Function, translator: Any, *rest: object) -> object:
@@ -148,7 +154,11 @@ def wrap_step(trace: InstructionTrace, original: Function, translator: Any, *res
 
 def is_of_program(code: CodeType) -> bool:
     """Return whether code is of the program or a library it uses, and neither of torch nor of Python's own."""
-    file = code.co_filename
+    return _is_file_of_program(code.co_filename)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_file_of_program(file: str) -> bool:
     return not file.startswith("<frozen") and not any(Path(file).is_relative_to(place) for place in _LIBRARIES)
 
 
@@ -181,7 +191,7 @@ def record_instructions() -> Iterator[Steps]:
         known = open_frames[frame]
         if event == "opcode":
             taken += 1
-            keeps = known and _list_names(frame.f_code).get(known[-1].offset, "").startswith(KEEPING)
+            keeps = known and _get_name(frame.f_code, known[-1].offset).startswith(KEEPING)
             values = known[-1].values if keeps else digest_each(frame.f_locals, digest)
             known.append(InstructionStep(frame.f_lasti, taken, values))
         elif event == "return" and known and not frame.f_code.co_flags & inspect.CO_GENERATOR:
@@ -200,8 +210,13 @@ def _is_own(frame: FrameType) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _list_names(code: CodeType) -> dict[int, str]:
-    return {each.offset: each.opname for each in dis.get_instructions(code)}
+def _list_instructions(code: CodeType) -> dict[int, dis.Instruction]:
+    return {each.offset: each for each in dis.get_instructions(code)}
+
+
+def _get_name(code: CodeType, offset: int) -> str:
+    known = _list_instructions(code).get(offset)
+    return "" if known is None else known.opname
 
 
 # Where both part.
@@ -237,7 +252,7 @@ def find_partings(eager: Steps, trace: InstructionTrace, raised: str = "") -> li
     for (code, number), steps in eager.items():
         if (code, number) not in traced:
             continue
-        ours, theirs = _pair(steps, traced[code, number])
+        ours, theirs = _pair(code, steps, traced[code, number])
         for index, (step, other) in enumerate(zip(ours, theirs, strict=False)):
             if step.calls is not None and step.calls not in entered and step.calls.co_name.startswith("__"):
                 called = PartedInstruction(_get(other), "call", step.calls.co_qualname, "not traced")
@@ -268,20 +283,18 @@ def list_settings(trace: InstructionTrace) -> list[PartedInstruction]:
 
 
 def _pair(
-    eager: list[InstructionStep], traced: list[InstructionStep]
+    code: CodeType, eager: list[InstructionStep], traced: list[InstructionStep]
 ) -> tuple[list[InstructionStep], list[InstructionStep]]:
     """The steps of both, without instructions that only one of them knows."""
     known, seen = {step.offset for step in traced}, {step.offset for step in eager}
-    names = _list_names(_get(traced[0]).code) if traced else {}
     skipped = ("EXTENDED_ARG", "CACHE", "NOP", "RESUME", "PRECALL", "COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR")
 
     def keep(steps: list[InstructionStep], others: set[int]) -> list[InstructionStep]:
-        steps = [
-            step
-            for step, before in zip(steps, [None, *steps], strict=False)
-            if before is None or step.offset != before.offset
+        # Dynamo takes an instruction that does two things at once for two in one place.
+        single = (next(alike) for _, alike in itertools.groupby(steps, key=lambda step: step.offset))
+        return [
+            step for step in single if step.offset in others or not _get_name(code, step.offset).startswith(skipped)
         ]
-        return [step for step in steps if step.offset in others or not names.get(step.offset, "").startswith(skipped)]
 
     return keep(eager, known), keep(traced, seen)
 
@@ -298,5 +311,5 @@ def _find_deciding(steps: list[InstructionStep]) -> Instruction | None:
 
 
 def _word_line(code: CodeType, step: InstructionStep) -> str:
-    lines = {each.offset: each.positions.lineno for each in dis.get_instructions(code) if each.positions is not None}
-    return f"line {lines.get(step.offset)}"
+    known = _list_instructions(code).get(step.offset)
+    return f"line {known.positions.lineno if known is not None and known.positions is not None else None}"

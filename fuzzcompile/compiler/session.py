@@ -20,9 +20,7 @@ from fuzzcompile.compiler.compile_changes import (
     CompiledAnew,
     CompileMode,
     CompilePath,
-    GraphBreak,
     InductorSettings,
-    InstructionLeftOut,
     Lowered,
     ProgramsInOrder,
     Templates,
@@ -247,7 +245,7 @@ class CompileSession:
             options = {key: value for key, value in self.settings.options.items() if key not in self.how.config}
             dynamic = bool(self.settings.dynamic)
             return ExportedCallable(target, path, dynamic=dynamic, options=options, recorder=self.recorder)
-        whole = self.settings.fullgraph and not (self.how.get(InstructionLeftOut) or self.how.get(GraphBreak))
+        whole = self.settings.fullgraph and not any(change.breaks_graph for change in self.how.changes)
         arguments: dict[str, Any] = {"fullgraph": whole, "dynamic": self.settings.dynamic}
         if (anew := self.how.get(CompiledAnew)) is not None and anew.dynamic:
             arguments["dynamic"] = True

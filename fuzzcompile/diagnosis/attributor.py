@@ -52,7 +52,7 @@ from fuzzcompile.diagnosis.stages.stage_table import (
     look_at_sides,
     look_in_order,
 )
-from fuzzcompile.diagnosis.stages.ways import attempt_backend
+from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY, attempt_backend
 from fuzzcompile.model.contract import AOTI, COMPILE, EXPORT, PATHS
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
@@ -133,8 +133,8 @@ def _iter_candidates(culprit: Culprit, ablator: Ablator) -> Iterator[CompileChan
         changed = {key: value for key, value in settings.items() if known[key] not in (MISSING, value)}
         if changed:
             yield InductorSettings(changed)
-    if (entries := facts().aot_autograd.get_entries_without(culprit.rewrite)) is not None:
-        yield TracingSettings(entries)
+    switched = (facts().aot_autograd.alias_copy, facts().aot_autograd.tangent_copy)
+    yield from (TracingSettings(each.without) for each in switched if each.function == culprit.rewrite)
     if culprit.stage not in GRAPH_STAGES:
         calls = find_captured_calls(ablator.trial.ledger, culprit.site, culprit.nodes)
         functions = tuple((name, call) for name, call in calls.items() if is_function(call))
@@ -239,8 +239,9 @@ def _attribute_by_ladder(ablator: Ablator) -> Attribution:
     path = _find_path(ablator)
     if path != COMPILE:
         compiled = path == AOTI and attempt_backend(ablator, CompilePath(EXPORT))
-        found = _attribute_to_aoti(ablator) if compiled else _attribute_to_export(ablator)
-        stage = CODEGEN if compiled else DYNAMO
+        # Of the program as it was captured, dynamo's own capture is run.
+        stage, blamed, right = (CODEGEN, AOTI, ()) if compiled else (DYNAMO, EXPORT, (CAPTURE_ONLY,))
+        found = _attribute_to_path(ablator, stage, blamed, CompilePath(COMPILE), *right)
         return found or Attribution(Culprit(stage, None, None, UNKNOWN, confidence="low", details={"path": path}))
     stage = next((name for backend, name in LADDER if not attempt_backend(ablator, Backend(backend))), LOWERING)
     if stage == LOWERING and _has_own_backend(ablator) and attempt_backend(ablator, Backend("inductor")):
@@ -251,37 +252,22 @@ def _attribute_by_ladder(ablator: Ablator) -> Attribution:
     return Attribution(Culprit(stage, None, None, family or UNKNOWN, confidence="low", details=details))
 
 
-def _attribute_to_export(ablator: Ablator) -> Attribution | None:
-    """The capture by torch.export, proved by another capture of the program, dynamo's own, that is right when it runs.
+_BLAMED = {EXPORT: "torch.export", AOTI: "AOTInductor"}
 
-    It goes by the operator whose result is another one. None where that is not known, or dynamo's capture fails too.
+
+def _attribute_to_path(ablator: Ablator, stage: str, path: str, *right: CompileChange) -> Attribution | None:
+    """The capture by torch.export, or AOTInductor, proved by a compile without it that is right when it runs.
+
+    It goes by the operator whose result is another one. None where that is not known, or the other compile fails too.
     """
-    producer = _find_exported_producer(ablator)
-    if producer is None or not attempt_backend(ablator, CompilePath(COMPILE), Backend("eager")):
-        return None
-    family = producer.partition(".")[0]
-    details: DetailsJson = {"path": EXPORT, "output of": family}
-    return Attribution(Culprit(DYNAMO, None, "torch.export", family, necessary=True, details=details))
-
-
-def _attribute_to_aoti(ablator: Ablator) -> Attribution | None:
-    """AOTInductor, which alone is between the exported program, which is right, and what torch.compile makes of it.
-
-    It goes by the operator whose result is another one. None where that is not known, or torch.compile fails too.
-    """
-    producer = _find_exported_producer(ablator)
-    if producer is None or not attempt_backend(ablator, CompilePath(COMPILE)):
-        return None
-    family = producer.partition(".")[0]
-    details: DetailsJson = {"path": AOTI, "output of": family}
-    return Attribution(Culprit(CODEGEN, None, "AOTInductor", family, necessary=True, details=details))
-
-
-def _find_exported_producer(ablator: Ablator) -> str | None:
-    """The operator behind the first wrong output of the exported graph."""
     wrong = (each.name for each in ablator.trial.judgement.comparisons if each.finding not in AGREEING)
     name, graphs = next(wrong, None), ablator.trial.ledger.exported
-    return find_producer(graphs[0], name) if name is not None and graphs else None
+    producer = find_producer(graphs[0], name) if name is not None and graphs else None
+    if producer is None or not attempt_backend(ablator, *right):
+        return None
+    family = producer.partition(".")[0]
+    details: DetailsJson = {"path": path, "output of": family}
+    return Attribution(Culprit(stage, None, _BLAMED[path], family, necessary=True, details=details))
 
 
 def _attribute_to_compile(ablator: Ablator) -> Attribution | None:

@@ -93,7 +93,7 @@ def _check_output(
 
 # AOTAutograd's changes of tangents (the gradients that a backward pass is given) before its graph gets them.
 
-_COPY_MODULE, _COPY = facts().aot_autograd.tangent_copy.split(":")
+_COPY_MODULE, _COPY = facts().aot_autograd.tangent_copy.place.split(":")
 PLACE = (_COPY_MODULE, _COPY)
 
 

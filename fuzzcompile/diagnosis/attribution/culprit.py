@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from fuzzcompile.compiler.compile_changes import CompileChange
 from fuzzcompile.compiler.graph_text import diff_graphs, find_changed_nodes, list_user_lines
@@ -285,7 +285,7 @@ class Divergence:
         how, settings = self.trial.how, self.experiments.case.settings
         return {**settings.inductor, "fallback_random": True, **how.config}
 
-    def once(self, make: Callable[[Divergence], T]) -> T:
+    def once(self, make: Callable[[Self], T]) -> T:
         """``make`` of this divergence, computed on the first call and kept: several stages read the same findings."""
         if make not in self._made:
             self._made[make] = make(self)

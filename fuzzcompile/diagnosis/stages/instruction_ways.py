@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fuzzcompile.compiler.compile_changes import Backend, InstructionLeftOut, WatchedInstructions
+from fuzzcompile.compiler.compile_changes import InstructionLeftOut, WatchedInstructions
 from fuzzcompile.compiler.instructions import (
     InstructionTrace,
     PartedInstruction,
@@ -15,14 +15,13 @@ from fuzzcompile.compiler.instructions import (
 from fuzzcompile.compiler.watch.rule_labels import shorten_file
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit
 from fuzzcompile.diagnosis.stages.tracing_ways import run_first_eagerly
-from fuzzcompile.diagnosis.stages.ways import ClearedBy
+from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY, ClearedBy
 from fuzzcompile.diagnosis.trials.experiments import run_compiled
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DYNAMO
 
 _TRIED = 3
-_CAPTURE_ONLY = Backend("eager")
 
 
 def prove_instruction(ablator: Ablator, *, doubts: bool) -> Attribution | None:
@@ -34,7 +33,7 @@ def prove_instruction(ablator: Ablator, *, doubts: bool) -> Attribution | None:
     failure = ablator.trial.observation.failure
     # Of an error of dynamo's own, its frames say more.
     observed = failure is None or failure.message.startswith(facts().dynamo.observed)
-    if not observed or ablator.once(ClearedBy(_CAPTURE_ONLY)):
+    if not observed or ablator.once(ClearedBy(CAPTURE_ONLY)):
         return None
     doubted: Attribution | None = None
     for parted in _find_partings(ablator)[:_TRIED]:
@@ -48,7 +47,7 @@ def prove_instruction(ablator: Ablator, *, doubts: bool) -> Attribution | None:
 
 def _find_partings(ablator: Ablator) -> list[PartedInstruction]:
     trace = InstructionTrace(ablator.trial.ledger)
-    how = replace(ablator.how.under(_CAPTURE_ONLY, WatchedInstructions(trace)), record=False)
+    how = replace(ablator.how.under(CAPTURE_ONLY, WatchedInstructions(trace)), record=False)
     run = run_compiled(ablator.experiments.runs, how, ablator.experiments.counts)
     eager = run_first_eagerly(ablator.experiments, record_instructions)
     raised = run.failure.message if run.failure is not None else ""

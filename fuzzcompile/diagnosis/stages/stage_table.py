@@ -15,7 +15,7 @@ from fuzzcompile.diagnosis.stages import backend_stages, graph_ways, tracing_way
 from fuzzcompile.diagnosis.stages.compiling_branches import prove_compiling_branch
 from fuzzcompile.diagnosis.stages.graph_passes import Ground, RewritingStage, prove_rewrites
 from fuzzcompile.diagnosis.stages.instruction_ways import prove_instruction
-from fuzzcompile.diagnosis.stages.ways import SideBySide, Stage, Way, doubt, prove_without
+from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY, SideBySide, Stage, Way, doubt, prove_without
 from fuzzcompile.model import stages
 
 # Stages whose input is run beside what they make of it, each way in the order of looking.
@@ -23,7 +23,7 @@ _LOST, _OPERATORS, _KERNELS = operators.LOST_CHECKS, operators.OPERATORS, operat
 DYNAMO = SideBySide(
     stages.DYNAMO,
     (_LOST, tracing_ways.EFFECTS, tracing_ways.CALLS, tracing_ways.BRANCH),
-    cleared_by=Backend("eager"),
+    cleared_by=CAPTURE_ONLY,
 )
 FUNCTIONALIZATION = SideBySide(
     stages.FUNCTIONALIZATION, (_LOST, *tracing_ways.AOT_AUTOGRAD, _OPERATORS, _KERNELS), Backend("aot_eager")
@@ -90,9 +90,7 @@ def _prove_first(way: Way) -> Prove:
 
     def prove(ablator: Ablator) -> Attribution | None:
         found = ablator.once(way.find)
-        if found and found[0].without is not None and (proved := prove_without(ablator, found[0])) is not None:
-            return proved
-        return doubt(ablator, found[0]) if found else None
+        return (prove_without(ablator, found[0]) or doubt(ablator, found[0])) if found else None
 
     return prove
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
-from fuzzcompile.compiler.compile_changes import Backend, BypassedNodes, GraphBreak, TracingSettings
+from fuzzcompile.compiler.compile_changes import BypassedNodes, GraphBreak, TracingSettings
 from fuzzcompile.compiler.functional_run import SEEDS, NodeRun, find_lossy_views, load_functional_tools, run_eagerly
 from fuzzcompile.compiler.graph_breaks import find_call_name, find_handler, resolve_call
 from fuzzcompile.compiler.graph_replay import list_drawing_nodes, list_random_calls
@@ -47,7 +46,7 @@ from fuzzcompile.diagnosis.operators.operator_ways import (
 from fuzzcompile.diagnosis.oracle import rounding
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
 from fuzzcompile.diagnosis.stages import ways
-from fuzzcompile.diagnosis.stages.ways import Found, attempt_backend, prove_at_call
+from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY, Found, attempt_backend, prove_at_call
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.evidence import EFFECT, ObservableName
@@ -78,8 +77,6 @@ def run_first_eagerly(experiments: Experiments, context: Callable[[], contextlib
 
 
 _FEW = 2
-# Nothing behind dynamo: its graphs run as they were captured.
-_CAPTURE_ONLY = Backend("eager")
 
 
 def _find_branch(divergence: Divergence) -> Iterator[Found]:
@@ -122,8 +119,8 @@ def _prove_branch(ablator: Ablator, found: Found) -> Attribution | None:
     culprit, agrees = found.culprit, ""
     if 0 < len(culprit.nodes) <= _FEW:
         bypassed = BypassedNodes(culprit.nodes)
-        toggle = f"{_CAPTURE_ONLY.text} {bypassed.text}"
-        if attempt_backend(ablator, _CAPTURE_ONLY, bypassed, toggle=toggle):
+        toggle = f"{CAPTURE_ONLY.text} {bypassed.text}"
+        if attempt_backend(ablator, CAPTURE_ONLY, bypassed, toggle=toggle):
             operator, agrees = culprit.details["compiled"][0], toggle
             culprit = replace(culprit, rewrite=operator, family=get_operator_family(operator))
     if not agrees:
@@ -260,7 +257,7 @@ def _find_effects(divergence: Divergence) -> Iterator[Found]:
 
 def _prove_effects(ablator: Ablator, found: Found) -> Attribution | None:
     """The replay of effects, if they are missing where nothing but dynamo is between the program and eager mode."""
-    if attempt_backend(ablator, _CAPTURE_ONLY):
+    if attempt_backend(ablator, CAPTURE_ONLY):
         return None
     return Attribution(replace(found.culprit, necessary=True, sufficient=True))
 
@@ -274,8 +271,7 @@ def _find_tangents(divergence: Divergence) -> Iterator[Found]:
         step, source = rounding.relative_change(tangent.before, tangent.after), f"{module.replace('.', '/')}.py"
         culprit = Culprit(FUNCTIONALIZATION, None, function, "tangent", source=source, line=tangent.line, step=step)
         details: DetailsJson = {"kind": "tangent", "shape": list(tangent.shape), "strides": list(tangent.strides)}
-        entries = facts().aot_autograd.get_entries_without(function)
-        yield Found(replace(culprit, details=details), TracingSettings(entries) if entries is not None else None)
+        yield Found(replace(culprit, details=details), TracingSettings(facts().aot_autograd.tangent_copy.without))
 
 
 def _find_contradictions(divergence: Divergence) -> Iterator[Found]:
@@ -299,24 +295,20 @@ def _find_contradictions(divergence: Divergence) -> Iterator[Found]:
 def _find_regenerated(divergence: Divergence) -> Iterator[Found]:
     kinds = (kind for frame in divergence.trial.ledger.frames if frame.analysis for kind, _ in frame.analysis.kinds)
     if any(kind.startswith("alias_of") for kind in kinds):
-        place = facts().aot_autograd.alias_copy
-        name, (file, line) = place.rpartition(":")[2], find_definition(place)
+        copy = facts().aot_autograd.alias_copy
+        name, (file, line) = copy.function, find_definition(copy.place)
         culprit = Culprit(FUNCTIONALIZATION, None, name, name, source=file, line=line, details={"kind": "regenerated"})
-        entries = facts().aot_autograd.get_entries_without(name)
-        yield Found(culprit, None if entries is None else TracingSettings(entries))
+        yield Found(culprit, TracingSettings(copy.without))
 
 
 def _prove_regenerated(ablator: Ablator, found: Found) -> Attribution | None:
     """The function, if the program is right without it; that it is called accuses nothing."""
-    attribution = ways.prove_without(ablator, found)
-    culprit = attribution.culprit if attribution is not None else None
-    return attribution if culprit is not None and culprit.necessary else None
+    return ways.prove_in_turn(ablator, [found])
 
 
 # What AOTAutograd itself raises, by the function that does.
 
 _TRACED_BY = "torch/_functorch/_aot_autograd/"
-_TRIED_WRITES = 3
 
 
 def _find_raising(divergence: Divergence) -> Iterator[Found]:
@@ -327,16 +319,12 @@ def _find_raising(divergence: Divergence) -> Iterator[Found]:
     if file is None or function is None:
         return
     culprit = Culprit(FUNCTIONALIZATION, None, function, function, source=file, line=line, details={"kind": "raised"})
-    writes = (node for captured in ways.iter_captured(divergence.trial.ledger) for node in _list_writes(captured))
-    for node in itertools.islice(writes, _TRIED_WRITES):
-        site = find_location([node])
-        at_write = replace(culprit, nodes=(node.name,), site=None if site is None else f"{site} #1")
-        yield Found(at_write, prove=prove_at_call)
-
-
-def _list_writes(captured: ways.CapturedGraphs) -> list[fx.Node]:
-    run = run_eagerly(captured.record.snapshots[-1], captured.inputs, double=False)
-    return [node for node in captured.record.snapshots[-1].graph.nodes if _is_written(node, run)]
+    for captured in ways.iter_captured(divergence.trial.ledger):
+        snapshot = captured.record.snapshots[-1]
+        run = run_eagerly(snapshot, captured.inputs, double=False)
+        for node in (each for each in snapshot.graph.nodes if _is_written(each, run)):
+            site = find_location([node])
+            yield Found(replace(culprit, nodes=(node.name,), site=None if site is None else f"{site} #1"))
 
 
 def _find_lost_draws(divergence: Divergence) -> Iterator[Found]:
@@ -346,17 +334,16 @@ def _find_lost_draws(divergence: Divergence) -> Iterator[Found]:
         if not (captured and traced and captured.snapshots and traced.snapshots):
             continue
         calls, left = list_drawing_nodes(captured.snapshots[-1]), list_drawing_nodes(traced.snapshots[0])
-        if len(left) < len(calls):
-            kept = Counter(get_operator_family(str(node.target)) for node in left)
-            for node in reversed(calls):  # of calls alike, the first is missing
-                name = _name_call(node).rpartition(".")[2]
-                kept[name] -= 1
-                lost = node if kept[name] < 0 else None
-            if lost is not None:
-                name, details = _name_call(lost), DetailsJson(kind="lost", call=_name_call(lost))
-                site = find_location([lost])
-                culprit = Culprit(FUNCTIONALIZATION, None, name, name.rpartition(".")[2], (lost.name,), details=details)
+        named = [(_name_call(node), node) for node in calls]
+        families = Counter(name.rpartition(".")[2] for name, _ in named)
+        missing = families - Counter(get_operator_family(str(node.target)) for node in left)
+        for name, node in named if len(left) < len(calls) else ():
+            family = name.rpartition(".")[2]
+            if missing[family]:  # of calls alike, the first is taken for the missing one
+                site, details = find_location([node]), DetailsJson(kind="lost", call=name)
+                culprit = Culprit(FUNCTIONALIZATION, None, name, family, (node.name,), details=details)
                 yield Found(replace(culprit, site=None if site is None else f"{site} #1"))
+                break
 
 
 # Operators that take another path in a compiled program than in eager mode, and give something else on it.
@@ -557,7 +544,7 @@ def _writes(operator: Any) -> bool:
 
 AOT_AUTOGRAD = (
     ways.Way("outputs that are views", _find_regenerated, _prove_regenerated, shows=lambda seen: True),
-    ways.Way("what AOTAutograd raises", _find_raising, shows=attrgetter("trial.observation.failure"), most=4),
+    ways.Way("what AOTAutograd raises", _find_raising, prove_at_call, attrgetter("trial.observation.failure"), most=3),
     ways.Way("random calls of a program, and of its operators", _find_lost_draws, prove_at_call),
     ways.Way("tangents, and their copies", _find_tangents, ways.prove_without),
     ways.Way("dynamo's graph, and the same without in-place writes", _compare_functional, prove_at_call),

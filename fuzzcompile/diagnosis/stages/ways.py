@@ -29,6 +29,8 @@ from fuzzcompile.model.verdicts import Verdict
 
 _MAX_CALLS = 2
 _FORMS = (Verdict.METADATA, Verdict.ALIASING)
+# Nothing behind dynamo: its graphs run as they were captured.
+CAPTURE_ONLY = Backend("eager")
 MAX_SUSPECTS = 4
 """Suspects that are tried one by one."""
 
@@ -150,9 +152,9 @@ class ClearedBy:
 
     backend: Backend
 
-    def __call__(self, divergence: Divergence) -> bool:
-        """Compile with the backend, where compiles may be made."""
-        return isinstance(divergence, Ablator) and attempt_backend(divergence, self.backend)
+    def __call__(self, ablator: Ablator) -> bool:
+        """Compile with the backend."""
+        return attempt_backend(ablator, self.backend)
 
 
 def prove_at_call(ablator: Ablator, found: Found) -> Attribution | None:
@@ -309,7 +311,7 @@ class Way:
         """What parts first, as many as are asked for."""
         sides = self.sides(divergence) if self.shows(divergence) else ()
         worded = (each.find() if isinstance(each, Sides) else each for each in sides)
-        found = (replace(each, prove=each.prove or self.prove) for each in worded if each is not None)
+        found = (replace(each, prove=self.prove) for each in worded if each is not None)
         return list(itertools.islice(found, self.most))
 
 

@@ -155,30 +155,34 @@ class FusionFacts(FactTable, frozen=True):
         return {PRE_GRAD: self.pre_grad_options, POST_GRAD: self.post_grad_options}.get(stage)
 
 
-class CompilerDecision(FactTable, frozen=True):
-    """A decision of the compiler about the memory or order of a generated program."""
+class SwitchedFunction(FactTable, frozen=True):
+    """A function of the compiler, and the settings under which it has nothing to do."""
+
+    place: str  # ``module:function``
+    without: Mapping[str, bool]
+
+    @property
+    def function(self) -> str:
+        """Its name alone."""
+        return self.place.rpartition(":")[2]
+
+
+class CompilerDecision(SwitchedFunction, frozen=True):
+    """A decision of the compiler about the memory or order of a generated program, and the function that decides."""
 
     stage: StageName  # that decides
     name: str  # what is decided
-    place: str  # ``module:function`` that decides
-    without: Mapping[str, bool]  # the settings that switch it off
 
 
 class AotAutogradFacts(FactTable, frozen=True):
     """Functions of AOTAutograd as ``module:function``, and the entries of configs that decide about them."""
 
     analysis: str
-    alias_copy: str
-    tangent_copy: str
+    alias_copy: SwitchedFunction  # by entries of functorch's config
+    tangent_copy: SwitchedFunction
     partitioner: str
     plain_partitioner: str
     partitioner_setting: str
-    switching_off: Mapping[str, Mapping[str, bool]]
-
-    def get_entries_without(self, function: str | None) -> Mapping[str, bool] | None:
-        """The entries of functorch's config without which a function of that name does nothing; None of another."""
-        named = (entries for place, entries in self.switching_off.items() if place.endswith(f":{function}"))
-        return next(named, None)
 
 
 class CustomPassFacts(FactTable, frozen=True):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from put_back import read_bugs
 from torch._dynamo.variables import dicts, lists, misc
 
 from fuzzcompile.compiler.instructions import InstructionTrace, find_partings, record_instructions
@@ -143,29 +144,8 @@ def test_dynamo_and_eager_mode_take_the_same_steps() -> None:
     assert not trace.ledger.unseen
 
 
-NON_DIFFERENTIABLE = """
-import torch
-
-class Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        rounded = x.floor()
-        ctx.mark_non_differentiable(rounded)
-        return x * 2, rounded
-
-    @staticmethod
-    def backward(ctx, grad, of_rounded):
-        return grad * 2 + of_rounded
-
-def program(x):
-    doubled, rounded = Split.apply(x)
-    return doubled + rounded * 3
-
-BACKWARD = True
-
-def make():
-    return program, (torch.linspace(-2, 2, 6).requires_grad_(),)
-"""
+# Reproducers of the public benchmark.
+REPORTED = {bug.issue: bug for bug in read_bugs()}
 
 
 @ONLY_HERE
@@ -178,28 +158,17 @@ def test_a_call_that_only_sets_something_is_named(write_case: Callable[..., Path
         return misc.variables.ConstantVariable.create(None) if done else call_method(self, tx, name, *arguments)
 
     monkeypatch.setattr(context, "call_method", ignore)
-    culprit = triage(load_case(write_case(NON_DIFFERENTIABLE)), torch.device("cpu")).to_json()["culprit"]
+    culprit = triage(load_case(write_case(REPORTED[118396].case)), torch.device("cpu")).to_json()["culprit"]
     assert culprit["stage"] == "dynamo" and "mark_non_differentiable" in culprit["rewrite"] and culprit["necessary"]
 
 
-UNUSED_DRAW = """
-import torch
-
-OPTIONS = {"fallback_random": True}
-
-def program(x):
-    torch.rand(3)
-    return x + torch.randn(3)
-
-def make():
-    torch.manual_seed(0)
-    return program, (torch.zeros(3),)
-"""
-
-
 @ONLY_HERE
-def test_a_draw_that_is_left_out_is_named(write_case: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("before", ["", "    x = x + torch.randn(3)\n"], ids=["alone", "behind another"])
+def test_a_draw_that_is_left_out_is_named(
+    before: str, write_case: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = REPORTED[151524].case.replace("    torch.rand(3)\n", f"{before}    torch.rand(3)\n", 1)
     is_impure = torch.fx.Node.is_impure
     monkeypatch.setattr(torch.fx.Node, "is_impure", lambda node, impure_random=True: is_impure(node, False))
-    culprit = triage(load_case(write_case(UNUSED_DRAW)), torch.device("cpu")).to_json()["culprit"]
+    culprit = triage(load_case(write_case(source)), torch.device("cpu")).to_json()["culprit"]
     assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("functionalization", "torch.rand", True)

@@ -236,7 +236,8 @@ def resolve(place: str) -> object:
 def test_the_functions_of_decisions_and_of_aotautograd_exist():
     own = facts()
     names = own.aot_autograd
-    places = [names.analysis, names.tangent_copy, *(decision.place for decision in own.decisions.values())]
+    switched = (names.alias_copy, names.tangent_copy, *own.decisions.values())
+    places = [names.analysis, *(function.place for function in switched)]
     assert own.decisions and all(callable(resolve(place)) for place in places)
     tables = own.stages["post_grad"].tables
     assert all(callable(resolve(f"{tables}:{name}")) for name in own.passes.replacing.values())
