@@ -169,3 +169,28 @@ def first_output_twice() -> contextlib.AbstractContextManager[Any]:
         return original(wrapper, [outputs[0]] * len(outputs))
 
     return mock.patch.object(PythonWrapperCodegen, "generate_return", planted)
+
+
+def unmoved(original: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
+    return x
+
+
+@contextlib.contextmanager
+def copies_left_out() -> Iterator[None]:
+    """Have the pass that finds arguments to write in place find that none of a custom operator's needs a copy."""
+    from torch._inductor.fx_passes import reinplace
+
+    @torch.library.custom_op("fuzzcompile_tests::twice", mutates_args={"y"})
+    def twice(y: torch.Tensor) -> None:
+        y.mul_(2)
+
+    original = reinplace.reinplace_inplaceable_ops_core
+
+    def without_copies(graph: torch.fx.Graph) -> None:
+        original(graph)
+        for node in graph.nodes:
+            if "only_clone_these_tensors" in node.meta:
+                node.meta["only_clone_these_tensors"] = []
+
+    with mock.patch.object(reinplace, "reinplace_inplaceable_ops_core", without_copies):
+        yield

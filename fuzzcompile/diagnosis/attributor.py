@@ -216,9 +216,12 @@ def _attribute_to_rewrites(ablator: Ablator) -> Attribution | None:
 def _attribute_around_rewrites(ablator: Ablator) -> Attribution:
     """Look around the graph passes; else take the first backend of the ladder that shows the divergence."""
     path = _find_path(ablator)
-    if _has_own_backend(ablator) or path == EXPORT:
+    if path == EXPORT:
         return look_in_order(ablator, Shows.IN_PROGRAM) or _attribute_by_ladder(ablator)
-    shared = _attribute_to_compile(ablator) if path == AOTI else None
+    if _has_own_backend(ablator):
+        flawed = look_in_order(ablator, Shows.IN_PROGRAM)
+        return flawed or _attribute_under(ablator, Backend("inductor")) or _attribute_by_ladder(ablator)
+    shared = _attribute_under(ablator, CompilePath(COMPILE)) if path == AOTI else None
     return shared or look_around_rewrites(ablator) or _attribute_by_ladder(ablator)
 
 
@@ -244,7 +247,8 @@ def _attribute_by_ladder(ablator: Ablator) -> Attribution:
         found = _attribute_to_path(ablator, stage, blamed, CompilePath(COMPILE), *right)
         return found or Attribution(Culprit(stage, None, None, UNKNOWN, confidence="low", details={"path": path}))
     stage = next((name for backend, name in LADDER if not attempt_backend(ablator, Backend(backend))), LOWERING)
-    if stage == LOWERING and _has_own_backend(ablator) and attempt_backend(ablator, Backend("inductor")):
+    inductor = Backend("inductor").workaround
+    if stage == LOWERING and any(each.repairs for each in ablator.ablations if each.toggle == inductor):
         label = make_backend_label(ablator.experiments.case.settings.backend)
         return Attribution(Culprit.from_label(label, necessary=True))
     family = _find_operator(ablator)  # tells bugs apart, though it need not be at fault
@@ -270,9 +274,10 @@ def _attribute_to_path(ablator: Ablator, stage: str, path: str, *right: CompileC
     return Attribution(Culprit(stage, None, _BLAMED[path], family, necessary=True, details=details))
 
 
-def _attribute_to_compile(ablator: Ablator) -> Attribution | None:
-    experiments = ablator.experiments.under(ablator.how.under(CompilePath(COMPILE)))
-    trial, repaired = ablator.attempt(experiments.how, CompilePath(COMPILE).text)
+def _attribute_under(ablator: Ablator, change: CompileChange) -> Attribution | None:
+    """What is at fault in a compile with less of the case's own that fails alike; None where it does not."""
+    experiments = ablator.experiments.under(ablator.how.under(change))
+    trial, repaired = ablator.attempt(experiments.how, change.workaround or change.text)
     if repaired or not ablator.fails_alike(trial):
         return None
     steps = measure_steps(trial.ledger)

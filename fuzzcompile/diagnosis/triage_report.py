@@ -222,7 +222,11 @@ class TriageReport:
     @property
     def symptom(self) -> str | None:
         """What is the matter, where that settles what the bug is and no cause has to be found."""
-        return find_symptom(str(self.verdict), self._make_evidence()["outputs"]) if self.is_bug else None
+        if not self.is_bug:
+            return None
+        culprit = self.attribution.culprit
+        details = culprit.details if culprit is not None else {}
+        return find_symptom(str(self.verdict), self._make_evidence()["outputs"], details)
 
     def _rests_on_program(self) -> bool:
         """Return whether values or memory are wrong without a proved cause; a hit of a proved finding is proved."""

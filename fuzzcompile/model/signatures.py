@@ -19,6 +19,7 @@ from fuzzcompile.model.verdicts import AGREEING, Verdict
 
 if TYPE_CHECKING:
     from fuzzcompile.model.contract import OutputJson, ReportJson
+    from fuzzcompile.model.culprit_contract import DetailsJson
 
 
 UNATTRIBUTED = "unattributed"
@@ -58,13 +59,14 @@ def parse_fingerprint(signature: str) -> str | None:
 SHARING, LAYOUT, LOST, MADE = "sharing", "layout", "nonfinite lost", "nonfinite made"
 
 
-def find_symptom(verdict: str, outputs: Iterable[OutputJson]) -> str | None:
+def find_symptom(verdict: str, outputs: Iterable[OutputJson], details: DetailsJson) -> str | None:
     """The fingerprint of a bug that its symptom settles; None where the cause has to be found.
 
     Memory that is shared otherwise, results of other strides, and NaN or infinity lost or made among elements that are
-    right: a place that does so is at fault once, and several changes of a program keep it from doing so.
+    right: a place that does so is at fault once, and several changes of a program keep it from doing so. ``details``
+    are the culprit's: where a rewrite moves no value and has results share memory, a later write makes values wrong.
     """
-    if verdict == Verdict.ALIASING:
+    if verdict == Verdict.ALIASING or (details.get("shares") and Verdict(verdict).kind == "values"):
         return SHARING
     wrong = [output for output in outputs if output.get("finding") not in (None, *AGREEING)]
     findings = {output.get("finding") for output in wrong}

@@ -148,4 +148,10 @@ NAN = float("nan")
 )
 def test_a_symptom_settles_the_bug_where_all_else_is_right(verdict, outputs, symptom):
     usual = {"rms_error_compiled": 1e-7, "rms_error_eager": 1e-8, "noise_floor": 1e-7}
-    assert find_symptom(verdict, [{**usual, **output} for output in outputs]) == symptom
+    assert find_symptom(verdict, [{**usual, **output} for output in outputs], {}) == symptom
+
+
+def test_values_that_a_later_write_to_shared_memory_changes_are_one_bug_with_the_sharing():
+    far, shares = [{"finding": "far"}], {"shares": "output 0: its own became memory of input 0"}
+    assert find_symptom("miscompile", far, shares) == find_symptom("aliasing", [{"finding": "alias"}], {}) == "sharing"
+    assert find_symptom("metadata", [{"finding": "dtype"}], shares) is None

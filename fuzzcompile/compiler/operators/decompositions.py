@@ -103,9 +103,10 @@ def find_decomposition(
 
 
 def find_functional_form(operator: OpOverload) -> OpOverload | None:
-    """The operator that computes anew what ``operator`` writes in place, by their names; None if there is none.
+    """The operator that computes anew what ``operator`` writes in place; None if there is none.
 
-    It takes the same arguments, save those that are there for their results (``out=``).
+    It takes the same arguments, save those that are there for their results (``out=``); its overload has the same name
+    or, where none has, is the one with these arguments (``aten.bernoulli.p`` of ``aten.bernoulli_.float``).
     """
     if not operator._schema.is_mutable:
         return None
@@ -115,7 +116,19 @@ def find_functional_form(operator: OpOverload) -> OpOverload | None:
         functional, overload = name, overload[:-4] or "default"
     else:
         functional = name[:-1] if name.endswith("_") and not name.endswith("__") else f"{name}_functional"
-    return find_operator(f"{namespace}.{functional}.{overload}")
+    named = find_operator(f"{namespace}.{functional}.{overload}")
+    packet = getattr(getattr(torch.ops, namespace), functional, None)
+    if named is not None or packet is None:
+        return named
+    taken = _list_arguments(operator)
+    return next(
+        (form for form in (getattr(packet, each) for each in packet.overloads()) if _list_arguments(form) == taken),
+        None,
+    )
+
+
+def _list_arguments(operator: OpOverload) -> list[tuple[str, str]]:
+    return [(argument.name, str(argument.type)) for argument in operator._schema.arguments]
 
 
 def find_operator(name: str) -> OpOverload | None:
@@ -126,6 +139,19 @@ def find_operator(name: str) -> OpOverload | None:
         return cast("OpOverload", getattr(getattr(getattr(torch.ops, namespace), packet_name), overload))
     except (AttributeError, RuntimeError):
         return None
+
+
+def list_forms_called(operator: OpOverload) -> tuple[str, ...]:
+    """The operator and, where its kernel consists of calls of others, those of its name: one may be decomposed alike.
+
+    The kernel of ``aten.upsample_nearest2d.vec`` calls ``aten.upsample_nearest2d.default``.
+    """
+    name = str(operator.name())  # type: ignore[no-untyped-call]
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
+        return (str(operator),)
+    packet = operator.overloadpacket
+    others = (name for name in packet.overloads() if not name.endswith("out") and name != operator._overloadname)
+    return (str(operator), *(f"{packet}.{name}" for name in others))
 
 
 def get_operator_family(name: str) -> str:

@@ -212,8 +212,11 @@ class Crossref:
     ) -> None:
         decomposed = find_decomposition(func, self._table)
         operator = func if decomposed is None else decomposed[0]
-        taken = {argument.name for argument in operator._schema.arguments}
-        kwargs = {name: value for name, value in kwargs.items() if name in taken}
+        taken = {argument.name: argument for argument in operator._schema.arguments}
+        # What the operator that writes in place need not be given (`p` of `bernoulli_`), its other form may need.
+        defaults = {argument.name: argument.default_value for argument in func._schema.arguments[len(args) :]}
+        needed = {name: defaults[name] for name in defaults if name in taken and not taken[name].has_default_value()}
+        kwargs = {**needed, **{name: value for name, value in kwargs.items() if name in taken}}
         kind = _make_argument_key(operator, args, kwargs)
         if decomposed is None and kind in self._faked:
             return

@@ -331,6 +331,7 @@ class Ledger:
 
     frames: list[Frame] = field(default_factory=list)
     coverage: Counter[tuple[Label, Outcome]] = field(default_factory=Counter)  # rules by the outcome of matches
+    offered: list[Label] = field(default_factory=list)  # passes and matches that could be refused, as they came
     inside: dict[Label, Label] = field(default_factory=dict)  # the user's pass in which a pattern was applied
     unreplayed: list[Label] = field(default_factory=list)  # rules that worked on something else than a graph
     graphs: int = 0  # that dynamo captured, for whatever backend

@@ -103,6 +103,8 @@ class Recorder:
         Of a ``container`` of passes or patterns, ``only`` refuses just what it holds; ``can`` says whether it can be
         left out.
         """
+        if not container:
+            self.ledger.offered.append(label)
         wanted = (
             self.only is None or container or label.rewrite in _ALWAYS_RUN or rule_labels.is_vetoed(label, self.only)
         )

@@ -230,7 +230,7 @@ def find_cause(
         return None
     neighbour = verdict.kind == "values" and _matches_neighbour(window, change.program, seen)
     cause: CauseJson = {
-        "fingerprint": find_symptom(verdict, _list_outputs(report)) or change.fingerprint,
+        "fingerprint": find_symptom(verdict, _list_outputs(report), read_details(culprit)) or change.fingerprint,
         "kind": change.kind,
         "before": change.before,
         "after": change.after,
@@ -277,7 +277,7 @@ def _find_settling(report: ReportJson, window: Program) -> str | None:
     """
     verdict = Verdict(report["verdict"])
     if verdict is Verdict.METADATA:
-        return find_symptom(verdict, _list_outputs(report))
+        return find_symptom(verdict, _list_outputs(report), read_details(report.get("culprit")))
     decomposed = (report.get("culprit") or {}).get("stage") == DECOMPOSITION
     writes = any(statement.writes for statement in window.statements)
     return SHARING if verdict is Verdict.ALIASING or (decomposed and writes) else None

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from fuzzcompile.compiler.compile_changes import InductorSettings, Lowered
+from fuzzcompile.compiler.compile_changes import CompileChange, InductorSettings, Lowered
 from fuzzcompile.compiler.kernels.kernel_loops import check_dependences, find_definition, reads_what_it_writes
 from fuzzcompile.compiler.kernels.lowering_control import (
     EVERYTHING,
@@ -101,7 +101,9 @@ def prove_inlining(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
     if kernel is None or not ablator.attempt_under(stored)[1]:
         return None
     names, labels = wrong.list_operator_names(kernel.nodes), wrong.lowered.labels
-    name, _ = bisect_candidates(ablator, names, lambda half: Control(realised=half), "{} stored")
+    name, _ = bisect_candidates(
+        ablator, names, lambda half: Lowered(Control(realised=half), f"{', '.join(half)} stored")
+    )
     nodes = tuple(node for node in kernel.nodes if parse_operator(labels.get(node, "")) == name) or kernel.nodes
     details: DetailsJson = {"operators": wrong.list_code_operators(), "stored": name}
     if reads_what_it_writes(wrong.lowered, kernel.scheduled):
@@ -128,21 +130,23 @@ def find_right_in_scalars(
 
     Also those that could not be done in scalars, of which nothing is known.
     """
-    elementwise = [name for name in operators if ":" not in name]
-    return bisect_candidates(ablator, elementwise, lambda half: generator.scalarise(half) or UNCHANGED, "{} in scalars")
+
+    def scalarise(half: tuple[str, ...]) -> CompileChange:
+        return Lowered(generator.scalarise(half) or UNCHANGED, f"{', '.join(half)} in scalars")
+
+    return bisect_candidates(ablator, [name for name in operators if ":" not in name], scalarise)
 
 
 def bisect_candidates(
-    ablator: Ablator, candidates: Sequence[str], change: Callable[[tuple[str, ...]], Control], toggle: str
+    ablator: Ablator, candidates: Sequence[str], change: Callable[[tuple[str, ...]], CompileChange]
 ) -> tuple[str | None, list[str]]:
     """The candidate that alone repairs the divergence when ``change`` is applied to it; the most telling come first.
 
-    Also those with which the program fails in another way, so that nothing is known of them. ``toggle`` is what the
-    table of ablations calls the change; ``{}`` stands for the candidates.
+    Also those with which the program fails in another way, so that nothing is known of them.
     """
 
     def attempt(names: tuple[str, ...]) -> tuple[bool, bool]:
-        trial, repaired = ablator.attempt_under(Lowered(change(names), toggle.format(", ".join(names))))
+        trial, repaired = ablator.attempt_under(change(names))
         return repaired, trial.observation.failure is not None and not ablator.fails_alike(trial)
 
     left, untested, one_by_one = list(candidates), list[str](), False

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from fuzzcompile.compiler.compile_changes import CompileChange, ContiguousOperands, MetadataFromKernel, Undecomposed
 from fuzzcompile.compiler.operators.decompositions import (
     find_functional_form,
+    list_forms_called,
     read_decomposition_table,
 )
 from fuzzcompile.compiler.operators.operator_application import (
@@ -83,7 +84,7 @@ def word_operator(parting: OperatorStep) -> Found:
     function = find_fake_function(application.operator) if fake else application.function
     stage, without = FAKE_TENSOR, cast("CompileChange | None", MetadataFromKernel((application.name,)))
     if not fake:
-        stage, without = DECOMPOSITION, Undecomposed((application.name,))
+        stage, without = DECOMPOSITION, Undecomposed(list_forms_called(application.operator))
     elif parting.kind == "mutation":
         stage, without = FUNCTIONALIZATION, None
     details: DetailsJson = {
@@ -409,8 +410,9 @@ def check_eager_program(divergence: Divergence) -> OperatorCheck:
     return checked
 
 
-# Kinds of fault that can show as a kind of verdict, most telling first.
-_VALUES = ("values", "numbers", "mutation", "shape", "dtype", "alias")
+# Kinds of fault that can show as a kind of verdict, most telling first. What raises with the program's values in Python
+# may go unchecked in compiled code: an index beyond its tensor reads what lies there.
+_VALUES = ("values", "numbers", "mutation", "shape", "dtype", "alias", "raises")
 _ERRORS = ("raises", "shape", "dtype", "device", "stride", "alias")
 _SHOWS = {
     **dict.fromkeys((Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT, Verdict.NONFINITE, Verdict.PRECISION_LOSS), _VALUES),

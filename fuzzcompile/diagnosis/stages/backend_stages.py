@@ -148,6 +148,24 @@ def _attribute_operators(ablator: Ablator, chosen: list[LoweredStep]) -> Attribu
     return Attribution(independent[0], independent[1:])
 
 
+def prove_any_lowering(ablator: Ablator) -> Attribution | None:
+    """The operator that ATen must compute for the divergence to go, though its IR and its kernel look right.
+
+    It may hand on memory that something else writes to. None if leaving one operator to ATen repairs nothing.
+    """
+    if ablator.screens:
+        return None
+    watched = ablator.run_trial(replace(ablator.how, kernels=True, record=True))
+    steps: dict[str, LoweredStep] = {}
+    for lowered in watched.ledger.lowered:
+        for name in lowered.labels:
+            node, step = lowered.find_node(name), LoweredStep(lowered, (name,))
+            if node is not None and can_fall_back(node):
+                steps.setdefault(step.name, step)
+    named, _ = proofs.bisect_candidates(ablator, list(steps), proofs.with_aten)
+    return Attribution(_make_operator_culprit(steps[named], necessary=True)) if named is not None else None
+
+
 def _make_operator_culprit(wrong: LoweredStep, *, necessary: bool | None = None) -> Culprit:
     node = wrong.lowered.find_node(wrong.nodes[-1])
     named = CodeSource(wrong.name, *(find_lowering_source(node.target) if node is not None else ()))
@@ -302,19 +320,23 @@ def _prove_scalar(ablator: Ablator, wrong: LoweredStep, single: LoweredStep | No
     """Wrong in scalars and on its own: the code of an operator; proved by having ATen compute it."""
     at = single or wrong
     operators, names = at.list_code_operators(), at.list_operator_names()
-    if not operators:
-        # Nothing is computed: the kernel may have been handed other memory than it should.
-        return Attribution(wrong.make_culprit(RUNTIME, CodeSource(KERNEL_CALL), KERNEL_CALL, confidence="low"))
     repaired = ablator.attempt_under(proofs.with_aten(names))[1] if names else False
+    if not operators:  # nothing is computed: the lowering says which elements are copied, or it got other memory
+        node = at.lowered.find_node(at.nodes[-1]) if at.nodes else None
+        if repaired or (node is not None and not can_fall_back(node)):
+            operator = _make_operator_culprit(at, necessary=repaired or None)
+            return Attribution(operator) if repaired else _doubt(operator)
+        return Attribution(wrong.make_culprit(RUNTIME, CodeSource(KERNEL_CALL), KERNEL_CALL, confidence="low"))
     kernel = wrong.kernel
     if not repaired and kernel is not None:  # the cause may be an operator before it
         before = [name for name in wrong.list_operator_names(kernel.nodes) if name not in names]
-        earlier, _ = proofs.bisect_candidates(ablator, before, lambda half: Control(fallbacks=half), "ATen computes {}")
+        earlier, _ = proofs.bisect_candidates(ablator, before, proofs.with_aten)
         if earlier is not None:
             nodes = tuple(n for n in kernel.nodes if parse_operator(wrong.lowered.labels.get(n, "")) == earlier)
-            operator = earlier.split(".")[1] if "." in earlier else earlier
-            culprit = _make_code_culprit(replace(at, nodes=nodes), None, operator, vectorised=False, necessary=True)
-            return Attribution(culprit)
+            name, step = earlier.split(".")[1] if "." in earlier else earlier, replace(at, nodes=nodes)
+            if name not in at.list_code_operators(*kernel.writes):  # no code is of it: it decided what is read
+                return Attribution(_make_operator_culprit(step, necessary=True))
+            return Attribution(_make_code_culprit(step, None, name, vectorised=False, necessary=True))
     culprit = _make_code_culprit(wrong, single, operators[0], vectorised=False, necessary=True if repaired else None)
     return Attribution(culprit) if repaired and len(operators) <= 1 else _doubt(culprit)
 

@@ -11,15 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
 
-from fuzzcompile.compiler.compile_changes import CompileChange, OnlyRewrites, Veto
+from fuzzcompile.compiler.compile_changes import Backend, CompileChange, OnlyRewrites, Veto
 from fuzzcompile.compiler.watch.ledger import Label
 from fuzzcompile.compiler.watch.recorder import MANDATORY
 from fuzzcompile.compiler.watch.rule_labels import get_base_name, get_family, is_vetoed
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Divergence, OutOfTime
 from fuzzcompile.diagnosis.attribution.steps import Form, Step, measure_steps, rank_suspects, select_semantic_steps
-from fuzzcompile.diagnosis.stages.ways import MAX_SUSPECTS, Stage, Suspect, list_names
+from fuzzcompile.diagnosis.kernels.kernel_proofs import bisect_candidates
+from fuzzcompile.diagnosis.stages.ways import MAX_SUSPECTS, Stage, Suspect, attempt_backend, list_names
 from fuzzcompile.diagnosis.trials.case_runs import Trial
-from fuzzcompile.model.stages import LOWERING
+from fuzzcompile.model.stages import LOWERING, PARTITION
 from fuzzcompile.model.verdicts import Verdict
 
 _MAX_SIBLINGS = 12
@@ -148,6 +149,20 @@ def prove_rewrites(ablator: Ablator, *, ground: Ground) -> Attribution | None:
         return Attribution(replace(first, confidence="low"), rest)
     semantic = select_semantic_steps(ablator.steps)
     return Attribution(Culprit.from_step(semantic[0], necessary=False, confidence="low")) if semantic else None
+
+
+def prove_marking_rewrite(ablator: Ablator) -> Attribution | None:
+    """The rewrite without which alone a compile is right, though its graph is: it marked nodes for a later pass.
+
+    Looked for where the graphs are right before Inductor's passes, behind the partition; the last come first.
+    """
+    if not attempt_backend(ablator, Backend("aot_eager_decomp_partition")):
+        return None
+    prover, offered = Prover(ablator), reversed(ablator.trial.ledger.offered)
+    own = [label for label in offered if label.stage != PARTITION and label.rewrite not in MANDATORY]
+    labels = {prover.names([label])[0]: label for label in own}
+    named, _ = bisect_candidates(ablator, list(labels), lambda half: Veto(half, ", ".join(half).replace("=", "")))
+    return prover.prove(labels[named], None) if named is not None else None
 
 
 def _get_label(suspect: Suspect) -> Label:

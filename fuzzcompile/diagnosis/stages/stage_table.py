@@ -13,7 +13,7 @@ from fuzzcompile.diagnosis.kernels.kernel_proofs import prove_templates, search_
 from fuzzcompile.diagnosis.operators import operator_ways as operators
 from fuzzcompile.diagnosis.stages import backend_stages, graph_ways, tracing_ways
 from fuzzcompile.diagnosis.stages.compiling_branches import prove_compiling_branch
-from fuzzcompile.diagnosis.stages.graph_passes import Ground, RewritingStage, prove_rewrites
+from fuzzcompile.diagnosis.stages.graph_passes import Ground, RewritingStage, prove_marking_rewrite, prove_rewrites
 from fuzzcompile.diagnosis.stages.instruction_ways import prove_instruction
 from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY, SideBySide, Stage, Way, doubt, prove_without
 from fuzzcompile.model import stages
@@ -68,6 +68,8 @@ class Shows(Enum):
     """Where generated code alone shows it."""
     UNPROVED = "unproved"
     """Wherever all of these prove nothing: what it names overrides what they doubt."""
+    UNSUSPECTED = "unsuspected"
+    """Wherever all of these suspect nothing, or only the program that calls kernels which are right."""
 
 
 class SearchStep(NamedTuple):
@@ -123,6 +125,8 @@ ORDER: tuple[SearchStep, ...] = (
     SearchStep(Shows.IN_CODE, partial(search_behind_graphs, BACKEND_STAGES)),
     SearchStep(Shows.IN_CODE, backend_stages.prove_vectors),
     SearchStep(Shows.UNPROVED, partial(prove_rewrites, ground=Ground.SHARED_MEMORY)),
+    SearchStep(Shows.UNSUSPECTED, prove_marking_rewrite),
+    SearchStep(Shows.UNSUSPECTED, backend_stages.prove_any_lowering),
 )
 # The backends of PyTorch's ladder, each of which adds a part of the compiler, and the stage at fault if it is the first
 # that shows the divergence.
@@ -141,7 +145,10 @@ def look_around_rewrites(ablator: Ablator) -> Attribution | None:
     attribution = look_at_sides(ablator)
     if attribution is not None and attribution.is_proved:
         return attribution
-    return look_in_order(ablator, Shows.UNPROVED) or attribution
+    named = look_in_order(ablator, Shows.UNPROVED) or attribution
+    if named is None or (named.culprit is not None and named.culprit.stage == stages.RUNTIME):
+        return look_in_order(ablator, Shows.UNSUSPECTED) or named
+    return named
 
 
 def look_at_sides(ablator: Ablator) -> Attribution | None:

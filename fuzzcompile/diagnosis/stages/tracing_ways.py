@@ -276,17 +276,28 @@ def _find_tangents(divergence: Divergence) -> Iterator[Found]:
 
 def _find_contradictions(divergence: Divergence) -> Iterator[Found]:
     grad = divergence.experiments.case.differentiates
-    for frame, record, inputs in ways.iter_captured(divergence.trial.ledger):
+    for captured in ways.iter_captured(divergence.trial.ledger):
+        frame, snapshot = captured.frame, captured.record.snapshots[-1]
         if frame.analysis is None:
             continue
         try:
-            shown = list(aot_autograd.find_contradictions(frame.analysis, record.snapshots[-1], inputs, grad=grad))
+            shown = list(aot_autograd.find_contradictions(frame.analysis, snapshot, captured.inputs, grad=grad))
         except Exception:  # of the program: a graph that does not run by itself contradicts nothing
             continue
         if shown:
             culprit = Culprit(FUNCTIONALIZATION, None, aot_autograd.FUNCTION, "analysis", source=aot_autograd.SOURCE)
             details: DetailsJson = {"kind": "analysis", "a run shows": shown}
-            yield Found(replace(culprit, line=frame.analysis.line, details=details))
+            culprit = replace(culprit, line=frame.analysis.line, details=details)
+            yield from map(Found, _place_at_writes(culprit, captured) or [culprit])
+
+
+def _place_at_writes(culprit: Culprit, captured: ways.CapturedGraphs) -> list[Culprit]:
+    """The culprit at each call of dynamo's graph that writes to its arguments."""
+    snapshot = captured.record.snapshots[-1]
+    run = run_eagerly(snapshot, captured.inputs, double=False)
+    written = (node for node in snapshot.graph.nodes if _is_written(node, run))
+    placed = ((node, find_location([node])) for node in written)
+    return [replace(culprit, nodes=(node.name,), site=None if at is None else f"{at} #1") for node, at in placed]
 
 
 # Outputs that are views: the runtime makes them anew from what it holds of the tensor that they are views of.
@@ -315,16 +326,13 @@ def _find_raising(divergence: Divergence) -> Iterator[Found]:
     """The function that raises, at each of the writes of the program."""
     failure = divergence.trial.observation.failure
     raised = failure.raised if failure is not None else ()
-    file, line, function = next((frame for frame in raised if frame[0].startswith(_TRACED_BY)), (None, None, None))
+    named = (frame for frame in raised if frame[0].startswith(_TRACED_BY) and not frame[2].startswith("<"))
+    file, line, function = next(named, (None, None, None))
     if file is None or function is None:
         return
     culprit = Culprit(FUNCTIONALIZATION, None, function, function, source=file, line=line, details={"kind": "raised"})
     for captured in ways.iter_captured(divergence.trial.ledger):
-        snapshot = captured.record.snapshots[-1]
-        run = run_eagerly(snapshot, captured.inputs, double=False)
-        for node in (each for each in snapshot.graph.nodes if _is_written(each, run)):
-            site = find_location([node])
-            yield Found(replace(culprit, nodes=(node.name,), site=None if site is None else f"{site} #1"))
+        yield from map(Found, _place_at_writes(culprit, captured))
 
 
 def _find_lost_draws(divergence: Divergence) -> Iterator[Found]:
@@ -549,5 +557,5 @@ AOT_AUTOGRAD = (
     ways.Way("tangents, and their copies", _find_tangents, ways.prove_without),
     ways.Way("dynamo's graph, and the same without in-place writes", _compare_functional, prove_at_call),
     ways.Way("calls in eager mode, and as they are traced", _compare_composites, prove_at_call, most=4),
-    ways.Way("AOTAutograd's analysis, and a run", _find_contradictions, prove_at_call),
+    ways.Way("AOTAutograd's analysis, and a run", _find_contradictions, prove_at_call, most=3),
 )

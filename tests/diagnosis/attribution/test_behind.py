@@ -362,3 +362,25 @@ def test_an_operator_that_rounds_otherwise_in_vectors_than_in_scalars_is_named(w
     culprit = report["culprit"]
     assert (report["verdict"], culprit["stage"], culprit["rewrite"]) == ("nonfinite", "codegen", "CppVecOverrides.erf")
     assert culprit["necessary"] and "erf in scalars" in [ablation["toggle"] for ablation in report["ablations"]]
+
+
+WHERE_NOTHING_LOOKS_WRONG = [
+    # The lowering hands on its argument, which is written to later: every value is right when it is made.
+    ("y = x[torch.arange(8)]\n    x.mul_(2)\n    return y", lambda: plants.lowering(aten.index.Tensor, plants.unmoved),
+     "lowering", "aten.index.Tensor"),
+    # The pass says of arguments that they need no copies, and leaves the graph as it is.
+    ("y = x.clone()\n    torch.ops.fuzzcompile_tests.twice(y)\n    return y, x.sin()",
+     plants.copies_left_out, "post_grad", "reinplace_inplaceable_ops"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "plant", "stage", "rewrite"), WHERE_NOTHING_LOOKS_WRONG, ids=["lowering", "pass"])
+def test_where_everything_looks_right_what_a_compile_is_right_without_is_named(tmp_path, body, plant, stage, rewrite):
+    path = tmp_path / "case.py"
+    path.write_text(
+        f"import torch\n\n\ndef f(x):\n    {body}\n\n\ndef make():\n    torch.manual_seed(0)\n"
+        "    return f, (torch.randn(8, 3),)\n"
+    )
+    with plant():
+        culprit = triage(load_case(path), device=CPU).attribution.culprit
+    assert (culprit.stage, culprit.rewrite, culprit.necessary) == (stage, rewrite, True)
