@@ -113,7 +113,11 @@ def explain_stale_call(attempt: Compile, decision: Decision) -> StaleCall | None
             return None  # the graph that dynamo makes once a size has changed is wrong by itself
         ablations.append(Ablation(sizes.text, True, None))
     # What dynamo asked a guard for was read; what has a check that should have failed comes last.
-    ranks = {name: _rank_evidence(name, calls[0], calls[number], guards) for name, number in changes.items()}
+    # A program that looks at what a container holds shows it by its keys, and with the items it may not have to do.
+    ranks = {
+        name: (_rank_evidence(name, calls[0], calls[number], guards), calls[number].get_fact(name, calls[0]).kind != "keys")
+        for name, number in changes.items()
+    }
     needed = _find_needed(attempt, sorted(changes, key=ranks.__getitem__), ablations)
     if needed is None:
         culprit = Culprit(DYNAMO, None, None, "no guard", confidence="low", details=_tell([]))
@@ -238,7 +242,7 @@ def _name_guard(
     first = next((guard for guard in found if guard.kind in wanted), None)
     details["guard"] = "not asked for"
     if first is None:
-        held = f"order of an {fact.carrier}" if wanted is _OF_ORDER else fact.carrier
+        held = f"keys of an {fact.carrier}" if fact.kind == "keys" else fact.carrier
         return Culprit(DYNAMO, None, wanted[0], f"no guard on {held}", necessary=True, details=details)
     kind = _name_check(fact) if first.kind == _BY_VALUE else first.kind
     replaced = first.made and kind not in first.made

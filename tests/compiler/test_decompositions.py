@@ -159,6 +159,7 @@ def test_names():
     assert find_operator("aten.no_such_operator.default") is None
     assert find_functional_form(aten.add_.Tensor) is aten.add.Tensor
     assert find_functional_form(aten.mm.out) is aten.mm.default
+    assert find_functional_form(aten.bernoulli_.float) is aten.bernoulli.p  # by its arguments
     assert find_functional_form(aten.add.Tensor) is None
     assert (
         find_functional_form(aten._native_batch_norm_legit.default) is aten._native_batch_norm_legit_functional.default

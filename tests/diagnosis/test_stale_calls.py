@@ -112,7 +112,7 @@ def test_another_order_of_keys_is_no_matter_of_their_number(write_case):
     made = "model = Model(); model.options = {'scale': 2.0, 'shift': 0.5}; return model, (torch.ones(3),)"
     report = judge(write_case, two_calls(made, "model.options = {'shift': 0.5, 'scale': 2.0}", before))
     culprit = report["culprit"]
-    assert (report["verdict"], culprit["family"]) == ("stale", "no guard on order of an item")
+    assert (report["verdict"], culprit["family"]) == ("stale", "no guard on keys of an item")
     assert culprit["details"]["guard"] == "not asked for"
 
 
@@ -139,3 +139,12 @@ def test_an_object_that_another_equal_one_replaces_is_told_apart(write_case):
     assert report["verdict"] == "stale"
     (change,) = report["culprit"]["details"]["between_calls"]
     assert change.startswith("kept: [1.0, 2.0], then another that looks the same")
+
+
+def test_keys_come_before_what_they_hold(write_case):
+    """A dict is replaced by one of more keys and other items; the program unpacks it, which dynamo does not guard."""
+    before = "class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.options = {}\n"
+    before += "    def forward(self, x):\n        return x.sin() if [*self.options][-1:] == ['scale'] else x.cos()\n"
+    made = "model = Model(); model.options = {'scale': 0.5}; return model, (torch.ones(3),)"
+    report = judge(write_case, two_calls(made, "model.options = {'scale': 2.0, 'shift': 0.5}", before))
+    assert (report["verdict"], report["culprit"]["family"]) == ("stale", "no guard on keys of an item")

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -265,3 +266,23 @@ def test_a_capture_by_export_that_dynamo_makes_rightly_is_named_and_proved(
     culprit = report["culprit"]
     assert (report["verdict"], culprit["stage"], culprit["rewrite"]) == ("miscompile", "dynamo", "torch.export")
     assert (culprit["necessary"], report["signature"]) == (True, "dynamo:-:cos")
+
+
+@pytest.mark.parametrize("backend", ["", 'BACKEND = "aot_eager"'], ids=["Inductor", "own backend"])
+def test_overloads_that_share_a_wrong_decomposition_are_kept_whole_together(tmp_path, backend):
+    from torch._decomp import decompositions
+
+    path = tmp_path / "case.py"
+    path.write_text(
+        f"import torch\n{backend}\n\ndef f(x):\n"
+        "    return torch.nn.functional.interpolate(x, scale_factor=2.0, mode='bilinear')\n\n"
+        "def make():\n    torch.manual_seed(0)\n    return f, (torch.randn(1, 2, 4, 4),)\n"
+    )
+    right = decompositions._upsample_linear
+    with mock.patch.object(decompositions, "_upsample_linear", lambda *args, **kwargs: right(*args, **kwargs) * 1.25):
+        attribution = triage(load_case(path), torch.device("cpu")).attribution
+    culprit = attribution.culprit
+    assert (culprit.stage, culprit.rewrite) == ("decomposition", "aten.upsample_bilinear2d.vec")
+    assert culprit.necessary is True
+    both = "aten.upsample_bilinear2d.vec, aten.upsample_bilinear2d.default"
+    assert any(both in each.toggle and each.repairs for each in attribution.ablations)
