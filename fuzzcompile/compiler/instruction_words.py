@@ -62,9 +62,10 @@ def describe_instruction(
         given = argument if isinstance(argument, int) else 1
         arguments = stack[len(stack) - given :] if name != "CALL_FUNCTION_EX" else []
         before = stack[: len(stack) - given]
-        operand = next((each for each in reversed(before[-2:]) if _name_callee(each)), operand)
+        known = (each for each in reversed(before[-2:]) if _name_callee(each) or id(each) in looked_up)
+        operand = next(known, operand)
         named = _name_callee(operand)
-        if named == "<lambda>":  # as dynamo stands for a method
+        if named in ("", "<lambda>"):  # as dynamo stands for a method
             named = looked_up.get(id(operand), (None, named))[1]
         does = f"{named}({', '.join(map(_name_type, arguments))})"
         operand = _read(operand, "obj") or operand  # the object of a method

@@ -114,10 +114,10 @@ def explain_stale_call(attempt: Compile, decision: Decision) -> StaleCall | None
         ablations.append(Ablation(sizes.text, True, None))
     # What dynamo asked a guard for was read; what has a check that should have failed comes last.
     # A program that looks at what a container holds shows it by its keys, and with the items it may not have to do.
-    ranks = {
-        name: (_rank_evidence(name, calls[0], calls[number], guards), calls[number].get_fact(name, calls[0]).kind != "keys")
-        for name, number in changes.items()
-    }
+    ranks: dict[str, tuple[int, bool]] = {}
+    for name, number in changes.items():
+        is_of_keys = calls[number].get_fact(name, calls[0]).kind == "keys"
+        ranks[name] = _rank_evidence(name, calls[0], calls[number], guards), not is_of_keys
     needed = _find_needed(attempt, sorted(changes, key=ranks.__getitem__), ablations)
     if needed is None:
         culprit = Culprit(DYNAMO, None, None, "no guard", confidence="low", details=_tell([]))

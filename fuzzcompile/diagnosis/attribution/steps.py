@@ -101,8 +101,9 @@ def _make_stand_in(node: fx.Node, generator: torch.Generator) -> Any:
         raise TypeError(f"no stand-in for {type(value).__name__}")
     shape, stride = [int(size) for size in value.shape], [int(step) for step in value.stride()]
     made = torch.empty_strided(shape, stride, dtype=value.dtype, device=find_value_device(value.device)).zero_()
-    if value.is_floating_point():
-        made.copy_(torch.randn(shape, generator=generator))
+    if value.is_floating_point():  # element by element of memory: an expanded tensor cannot be written to
+        memory = made.as_strided((made.untyped_storage().nbytes() // made.element_size(),), (1,))
+        memory.copy_(torch.randn(len(memory), generator=generator))
     return made
 
 

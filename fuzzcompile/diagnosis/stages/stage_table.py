@@ -107,6 +107,7 @@ ORDER: tuple[SearchStep, ...] = (
         if ground is not Ground.SHARED_MEMORY
     ),
     SearchStep(Shows.IN_PROGRAM, backend_stages.prove_flawed_program),
+    SearchStep(Shows.CERTAINLY, tracing_ways.prove_raising_copy),
     # Of a kernel that is wrong on some layouts, whatever agrees with it or not would be blamed.
     SearchStep(Shows.CERTAINLY, operators.prove_kernels),
     # Code that is generated for a wrong dtype or layout is wrong code: this comes before any search behind the graphs.

@@ -317,6 +317,14 @@ def _prove_regenerated(ablator: Ablator, found: Found) -> Attribution | None:
     return ways.prove_in_turn(ablator, [found])
 
 
+def prove_raising_copy(ablator: Ablator) -> Attribution | None:
+    """The same function where it raised: without the operators that it fails behind, it may not be called."""
+    failure = ablator.trial.observation.failure
+    raised = {function for _, _, function in failure.raised} if failure is not None else set()
+    found = list(_find_regenerated(ablator)) if facts().aot_autograd.alias_copy.function in raised else []
+    return ways.prove_in_turn(ablator, found)
+
+
 # What AOTAutograd itself raises, by the function that does.
 
 _TRACED_BY = "torch/_functorch/_aot_autograd/"
@@ -472,11 +480,12 @@ def _measure_result(pair: ways.Pair[str]) -> ways.PartedStep[str] | None:
 def _find_lossy_write(snapshot: Snapshot, inputs: Sequence[Any], plain: NodeRun) -> tuple[fx.Node, fx.Node] | None:
     lossy = find_lossy_views(snapshot, inputs)
     for node in snapshot.graph.nodes:
-        view = node.args[0] if node.args and _is_written(node, plain) else None
-        while isinstance(view, fx.Node):
-            if view.name in lossy:
-                return node, view
-            view = view.args[0] if view.args else None
+        first = node.args[0] if node.args and _is_written(node, plain) else None
+        for view in first if isinstance(first, (list, tuple)) else [first]:  # `torch._foreach_` writes to a list
+            while isinstance(view, fx.Node):
+                if view.name in lossy:
+                    return node, view
+                view = view.args[0] if view.args else None
     return None
 
 

@@ -235,6 +235,60 @@ def make():
     a = torch.randint(2, (1, 1), dtype=torch.uint8).expand(2, 1)
     return program, (a, torch.randint(24, (), dtype=torch.uint8))
 """
+# The same with an input of floats that lies on itself: nothing can be written to it element by element.
+WRITTEN_BACK_IN_FLOATS = """
+import torch
+
+def program(a):
+    last = a[1:][0][1:]
+    last.add_(last)
+    return last
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(1, 2).expand(2, 2),)
+"""
+# The view's elements are made anew by the function that raises, and a number is filled in by an operator that has
+# other strides in Python than its kernel.
+REGENERATED_BEHIND_A_FILL = """
+import torch
+
+def program(a, b):
+    rest = b[1:]
+    a[1:] = 2
+    part = a[1:]
+    return part[1:], a, rest, a
+
+def make():
+    base = torch.arange(15)
+    return program, (base.unfold(0, 2, 3)[1:], base[1:][1:])
+"""
+# A tensor is given the memory of an input that was written to.
+GIVEN_MEMORY = """
+import torch
+
+def program(a):
+    a.add_(2)
+    empty = torch.empty(0)
+    empty.set_(a)
+    return empty
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(1, 1),)
+"""
+# A list of tensors is written to, through a view with gaps.
+LISTED = """
+import torch
+
+def program(b):
+    windows = b.unfold(0, 2, 3)[1:]
+    torch._foreach_copy_([windows], [windows + windows])
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(6),)
+"""
 
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what AOTAutograd raises hangs on the torch")
@@ -243,9 +297,13 @@ def make():
     [
         (REGENERATED, "gen_alias_from_base"),
         (REGENERATED_ELSEWHERE, "gen_alias_from_base"),
+        (REGENERATED_BEHIND_A_FILL, "gen_alias_from_base"),
         (WRITTEN_BACK, "apply_in_graph_mutations"),
+        (WRITTEN_BACK_IN_FLOATS, "apply_in_graph_mutations"),
+        (GIVEN_MEMORY, "run_functionalized_fw_and_collect_metadata"),
+        (LISTED, "aten.unfold.default"),
     ],
-    ids=["view", "another view", "written back"],
+    ids=["view", "another view", "behind a fill", "written back", "in floats", "given memory", "list"],
 )
 def test_a_function_of_aot_autograd_is_named(source: str, named: str, write_case: Callable[..., Path]):
     report = triage(load_case(write_case(source)), torch.device("cpu")).to_json()

@@ -162,6 +162,42 @@ def test_a_call_that_only_sets_something_is_named(write_case: Callable[..., Path
     assert culprit["stage"] == "dynamo" and "mark_non_differentiable" in culprit["rewrite"] and culprit["necessary"]
 
 
+MOVED = """
+from collections import OrderedDict
+
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.order = OrderedDict(a=2.0, b=0.5)
+        self.causal = True
+
+    def forward(self, x):
+        x = sum(part for part, kept in ((x, True), (x.sin(), self.causal)) if kept)
+        first = next(iter(self.order))
+        x = x * self.order[first]
+        self.order.move_to_end(first)
+        return x
+
+def run(model, inputs):
+    first = model(*inputs)
+    model.causal = False
+    return first, model(*inputs)
+
+def make():
+    torch.manual_seed(0)
+    return Model().eval(), (torch.randn(3),)
+"""
+
+
+@ONLY_HERE
+def test_a_method_of_a_container_is_named_with_it(write_case: Callable[..., Path]):
+    culprit = triage(load_case(write_case(MOVED)), torch.device("cpu")).to_json()["culprit"]
+    assert (culprit["stage"], culprit["rewrite"]) == ("dynamo", "OrderedDict.move_to_end(str)")
+
+
 @ONLY_HERE
 @pytest.mark.parametrize("before", ["", "    x = x + torch.randn(3)\n"], ids=["alone", "behind another"])
 def test_a_draw_that_is_left_out_is_named(
