@@ -228,8 +228,10 @@ def _list_changes(calls: Sequence[CallState]) -> dict[str, int]:
 
 
 def _leaves_sizes_open(fact: StateFact) -> bool:
-    """Return whether dynamo may leave open what it traces after such a change: a size, or a whole number."""
-    return fact.kind == "tensor" or (fact.kind == "value" and isinstance(fact.value, tuple) and fact.value[0] is int)
+    """Return whether dynamo may leave open what it traces after such a change: a size, or a number."""
+    return fact.kind == "tensor" or (
+        fact.kind == "value" and isinstance(fact.value, tuple) and fact.value[0] in (int, float)
+    )
 
 
 def _name_guard(

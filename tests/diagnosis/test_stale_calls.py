@@ -148,3 +148,13 @@ def test_keys_come_before_what_they_hold(write_case):
     made = "model = Model(); model.options = {'scale': 0.5}; return model, (torch.ones(3),)"
     report = judge(write_case, two_calls(made, "model.options = {'scale': 2.0, 'shift': 0.5}", before))
     assert (report["verdict"], report["culprit"]["family"]) == ("stale", "no guard on keys of an item")
+
+
+def test_a_number_that_dynamo_leaves_open_is_no_stale_graph(write_case):
+    """Where the list's numbers have changed dynamo compiles anew, with numbers left open, and then answers wrongly."""
+    before = "class Model(nn.Module):\n    factors = [2.0, 0.5]\n"
+    before += "    def forward(self, x):\n        return x.sin() if 0.5 in self.factors else x.cos()\n"
+    made = "Model.factors = [2.0, 0.5]; return Model(), (torch.ones(3),)"
+    report = judge(write_case, two_calls(made, "Model.factors.reverse()", before))
+    assert report["verdict"] == "miscompile"
+    assert (report["culprit"]["rewrite"], report["culprit"]["necessary"]) == ("float in list", True)
