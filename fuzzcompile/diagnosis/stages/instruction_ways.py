@@ -14,7 +14,7 @@ from fuzzcompile.compiler.instructions import (
 )
 from fuzzcompile.compiler.watch.rule_labels import shorten_file
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit
-from fuzzcompile.diagnosis.stages.tracing_ways import run_first_eagerly
+from fuzzcompile.diagnosis.stages.tracing_ways import run_calls_eagerly
 from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY, ClearedBy
 from fuzzcompile.diagnosis.trials.experiments import run_compiled
 from fuzzcompile.model.culprit_contract import DetailsJson
@@ -22,6 +22,7 @@ from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DYNAMO
 
 _TRIED = 3
+_SETTINGS = 2  # of these, where later calls are tried too
 
 
 def prove_instruction(ablator: Ablator, *, doubts: bool) -> Attribution | None:
@@ -49,9 +50,13 @@ def _find_partings(ablator: Ablator) -> list[PartedInstruction]:
     trace = InstructionTrace(ablator.trial.ledger)
     how = replace(ablator.how.under(CAPTURE_ONLY, WatchedInstructions(trace)), record=False)
     run = run_compiled(ablator.experiments.runs, how, ablator.experiments.counts)
-    eager = run_first_eagerly(ablator.experiments, record_instructions)
     raised = run.failure.message if run.failure is not None else ""
-    return (find_partings(eager, trace, raised) if eager else []) or list_settings(trace)
+    # Recorded is what dynamo traced last: in the first call, or in a later one, the last before all others. A later
+    # call may also part for what an earlier one has left undone.
+    calls = run_calls_eagerly(ablator.experiments, record_instructions)
+    first = [parted for eager in calls[:1] for parted in find_partings(eager, trace, raised)]
+    later = [parted for eager in reversed(calls[1:]) for parted in find_partings(eager, trace, raised)]
+    return first or [*list_settings(trace)[: _SETTINGS if later else None], *later]
 
 
 def _make_culprit(parted: PartedInstruction) -> Culprit:

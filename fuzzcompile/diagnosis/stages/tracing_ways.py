@@ -61,19 +61,26 @@ from fuzzcompile.run.tensors import list_significant_strides
 __watches_calls__ = True  # its frames stand between a call and the program that makes it
 
 
-def run_first_eagerly(experiments: Experiments, context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Any:
-    """Run the program in eager mode, the first run of its model in a context; what that yields."""
+def run_calls_eagerly(
+    experiments: Experiments, context: Callable[[], contextlib.AbstractContextManager[Any]], *, most: int | None = None
+) -> list[Any]:
+    """Run the program in eager mode, each call of its model, or the first ones, in a context; what these yield."""
     program, entered = build(experiments.case, experiments.device), list[Any]()
 
     def model(*args: Any, **kwargs: Any) -> Any:
-        if entered:
+        if most is not None and len(entered) >= most:
             return program.model(*args, **kwargs)
         with context() as yielded:
             entered.append(yielded)
             return program.model(*args, **kwargs)
 
     runs.observe(experiments.case, program, model)
-    return entered[0] if entered else None
+    return entered
+
+
+def run_first_eagerly(experiments: Experiments, context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Any:
+    """Run the program in eager mode, the first call of its model in a context; what that yields."""
+    return next(iter(run_calls_eagerly(experiments, context, most=1)), None)
 
 
 _FEW = 2

@@ -208,3 +208,29 @@ def test_a_draw_that_is_left_out_is_named(
     monkeypatch.setattr(torch.fx.Node, "is_impure", lambda node, impure_random=True: is_impure(node, False))
     culprit = triage(load_case(write_case(source)), torch.device("cpu")).to_json()["culprit"]
     assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("functionalization", "torch.rand", True)
+
+
+SECOND_CALL = """
+import torch
+
+GRAD = "inference_mode"
+
+def program(x):
+    if torch.is_grad_enabled():
+        x = x * 2
+    return x.sin()
+
+def run(model, inputs):
+    first = model(*inputs)
+    with torch.set_grad_enabled(not torch.is_grad_enabled()):
+        return first, model(*inputs)
+
+def make():
+    return program, (torch.ones(3),)
+"""
+
+
+@ONLY_HERE
+def test_python_of_a_later_call_is_looked_at_too(write_case: Callable[..., Path]):
+    culprit = triage(load_case(write_case(SECOND_CALL)), torch.device("cpu")).to_json()["culprit"]
+    assert (culprit["rewrite"], culprit["necessary"]) == ("is_grad_enabled()", True)
