@@ -12,7 +12,7 @@ from fuzzcompile.compiler.compile_changes import CompileChange, InductorSettings
 from fuzzcompile.compiler.graph_replay import list_drawing_nodes
 from fuzzcompile.compiler.kernels.kernel_loops import check_dependences, find_definition
 from fuzzcompile.compiler.kernels.lowering_control import Control, can_fall_back, find_lowering_source, parse_operator
-from fuzzcompile.compiler.operators.decompositions import find_operator
+from fuzzcompile.compiler.operators.decompositions import find_operator, get_operator_family
 from fuzzcompile.compiler.operators.operator_application import find_fake_function
 from fuzzcompile.compiler.session import get_effective_setting
 from fuzzcompile.compiler.target.kernel_log import ProgramOrder
@@ -333,7 +333,7 @@ def _prove_scalar(ablator: Ablator, wrong: LoweredStep, single: LoweredStep | No
         earlier, _ = proofs.bisect_candidates(ablator, before, proofs.with_aten)
         if earlier is not None:
             nodes = tuple(n for n in kernel.nodes if parse_operator(wrong.lowered.labels.get(n, "")) == earlier)
-            name, step = earlier.split(".")[1] if "." in earlier else earlier, replace(at, nodes=nodes)
+            name, step = get_operator_family(earlier), replace(at, nodes=nodes)
             if name not in at.list_code_operators(*kernel.writes):  # no code is of it: it decided what is read
                 return Attribution(_make_operator_culprit(step, necessary=True))
             return Attribution(_make_code_culprit(step, None, name, vectorised=False, necessary=True))

@@ -18,7 +18,7 @@ from fuzzcompile.compiler.watch.rule_labels import get_base_name, get_family, is
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Divergence, OutOfTime
 from fuzzcompile.diagnosis.attribution.steps import Form, Step, measure_steps, rank_suspects, select_semantic_steps
 from fuzzcompile.diagnosis.kernels.kernel_proofs import bisect_candidates
-from fuzzcompile.diagnosis.stages.ways import MAX_SUSPECTS, Stage, Suspect, attempt_backend, list_names
+from fuzzcompile.diagnosis.stages.ways import MAX_SUSPECTS, ClearedBy, Stage, Suspect, list_names
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.model.stages import LOWERING, PARTITION
 from fuzzcompile.model.verdicts import Verdict
@@ -156,13 +156,17 @@ def prove_marking_rewrite(ablator: Ablator) -> Attribution | None:
 
     Looked for where the graphs are right before Inductor's passes, behind the partition; the last come first.
     """
-    if not attempt_backend(ablator, Backend("aot_eager_decomp_partition")):
+    if not ablator.once(ClearedBy(Backend("aot_eager_decomp_partition"))):
         return None
     prover, offered = Prover(ablator), reversed(ablator.trial.ledger.offered)
     own = [label for label in offered if label.stage != PARTITION and label.rewrite not in MANDATORY]
     labels = {prover.names([label])[0]: label for label in own}
-    named, _ = bisect_candidates(ablator, list(labels), lambda half: Veto(half, ", ".join(half).replace("=", "")))
+    named, _ = bisect_candidates(ablator, list(labels), _make_veto)
     return prover.prove(labels[named], None) if named is not None else None
+
+
+def _make_veto(names: Sequence[str]) -> Veto:
+    return Veto(tuple(names), ", ".join(names).replace("=", ""))
 
 
 def _get_label(suspect: Suspect) -> Label:
@@ -269,9 +273,8 @@ class Prover:
 
     def veto(self, labels: Sequence[Label], *, screen: bool = False) -> tuple[Trial, bool]:
         """Compile without these rules: the trial, and whether that repairs the divergence."""
-        names = self.names(labels)
-        how = replace(self.ablator.how.under(Veto(tuple(names))), screen=screen)
-        return self.ablator.attempt(how, f"veto {', '.join(names)}".replace("=", ""))
+        change = _make_veto(self.names(labels))
+        return self.ablator.attempt(replace(self.ablator.how.under(change), screen=screen), change.text)
 
     def names(self, labels: Sequence[Label]) -> list[str]:
         """Veto names of exactly these rules; the variants of a pattern stand and fall together.
