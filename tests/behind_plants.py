@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
 import torch
+from torch._inductor import cpp_builder, index_propagation
+from torch._inductor import lowering as lowering_module
 from torch._inductor.codegen import cpp
 from torch._inductor.codegen.common import CSE
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
@@ -160,6 +163,31 @@ def always_fused() -> contextlib.AbstractContextManager[Any]:
 def readers_forgotten() -> contextlib.AbstractContextManager[Any]:
     """What was read of a buffer is not computed before the buffer is written to."""
     return mock.patch.object(GraphLowering, "mark_buffer_mutated", lambda graph, name: graph.mutated_buffers.add(name))
+
+
+def contracted() -> contextlib.AbstractContextManager[Any]:
+    """The C++ compiler makes one operation, rounded once, of a product and a difference."""
+    flags = [*cpp_builder._get_ffast_math_flags(), "ffp-contract=fast"]
+    return mock.patch.object(cpp_builder, "_get_ffast_math_flags", lambda: flags)
+
+
+def folded_without_width() -> contextlib.AbstractContextManager[Any]:
+    """Integer constants are computed while loops are built, as numbers of any size."""
+
+    def as_number(expression: Any) -> None:
+        if expression.is_constant():
+            expression.expr = index_propagation.dtype_to_type(expression.dtype)(expression.expr)
+
+    return mock.patch.object(index_propagation.TypedExpr, "__post_init__", as_number)
+
+
+def values_unrealized() -> contextlib.AbstractContextManager[Any]:
+    """What is written by index is computed while it is written."""
+    function = lowering_module.index_put_impl_
+    source = inspect.getsource(function).replace("values.realize()", "pass")
+    scope: dict[str, Any] = {}
+    exec(compile(source, "behind_plants.py", "exec"), vars(lowering_module), scope)
+    return mock.patch.object(lowering_module, "index_put_impl_", scope["index_put_impl_"])
 
 
 def first_output_twice() -> contextlib.AbstractContextManager[Any]:

@@ -12,6 +12,7 @@ from typing import ClassVar, Self
 from fuzzcompile.compiler import graph_breaks
 from fuzzcompile.compiler.instruction_words import Instruction
 from fuzzcompile.compiler.instructions import InstructionTrace
+from fuzzcompile.compiler.kernels import compiler_flags
 from fuzzcompile.compiler.kernels.lowering_control import Control
 from fuzzcompile.compiler.operators import decompositions, operator_application
 from fuzzcompile.compiler.target.kernel_log import ProgramOrder
@@ -145,6 +146,7 @@ class CompiledAnew(CompileChange):
 
     facts: tuple[str, ...] | None = None
     dynamic: bool = False
+    breaks_graph = True  # what is traced anew may be what dynamo cannot capture
 
     @property
     def text(self) -> str:  # type: ignore[override]
@@ -344,6 +346,17 @@ class Lowered(CompileChange):
     control: Control
     text: str = field(default="another lowering", compare=False)
     needs_code = True
+
+
+class CompilerFlags(_ListChange):
+    """Flags that the compiler of generated C++ gets too, without their leading dash."""
+
+    form = "C++ compiled with {}"
+    needs_code = True
+
+    def apply(self, recorder: Recorder) -> AbstractContextManager[object]:
+        """Add them to Inductor's own."""
+        return compiler_flags.add_flags(self.names)
 
 
 @dataclass(frozen=True)

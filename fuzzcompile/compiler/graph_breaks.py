@@ -258,6 +258,16 @@ def find_call_name(node: fx.Node) -> str | None:
     return "operator.setitem" if node.target is operator.setitem else find_public_name(node.target)
 
 
+_NUMPY = "wrapped_"  # how dynamo names what it calls in the place of NumPy's functions, methods and operators
+
+
+def find_numpy_name(node: fx.Node) -> str | None:
+    """NumPy's name for a node of dynamo's graph (``numpy.getitem``); None for one that does not stand for NumPy's."""
+    name = str(getattr(node.target, "__name__", ""))
+    is_wrapper = type(node.target).__module__ == "torch._dynamo.utils" and name.startswith(_NUMPY)
+    return f"numpy.{name.removeprefix(_NUMPY)}" if is_wrapper else None
+
+
 def find_public_name(function: object) -> str | None:
     """The function's name in torch's public modules; None for operators of Python and whatever has none."""
     name = getattr(function, "__name__", "")

@@ -30,6 +30,8 @@ def digest_variable(variable: Any, depth: int = _DEEPEST) -> Digest:
         if not getattr(variable, "is_realized", lambda: True)():
             return None  # an argument that nothing has been done to
         variable = variable.realize() if hasattr(variable, "realize") else variable
+        if type(variable).__name__ == "CellVariable":
+            return None  # eager mode shows what the cell holds
         if type(variable).__name__ == "ConstantVariable":
             return digest(variable.value)
         kind = variable.python_type()

@@ -52,7 +52,7 @@ from fuzzcompile.diagnosis.stages.stage_table import (
     look_at_sides,
     look_in_order,
 )
-from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY, attempt_backend
+from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY, ClearedBy, attempt_backend
 from fuzzcompile.model.contract import AOTI, COMPILE, EXPORT, PATHS
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
@@ -246,7 +246,7 @@ def _attribute_by_ladder(ablator: Ablator) -> Attribution:
         stage, blamed, right = (CODEGEN, AOTI, ()) if compiled else (DYNAMO, EXPORT, (CAPTURE_ONLY,))
         found = _attribute_to_path(ablator, stage, blamed, CompilePath(COMPILE), *right)
         return found or Attribution(Culprit(stage, None, None, UNKNOWN, confidence="low", details={"path": path}))
-    stage = next((name for backend, name in LADDER if not attempt_backend(ablator, Backend(backend))), LOWERING)
+    stage = next((name for backend, name in LADDER if not ablator.once(ClearedBy(Backend(backend)))), LOWERING)
     inductor = Backend("inductor").workaround
     if stage == LOWERING and any(each.repairs for each in ablator.ablations if each.toggle == inductor):
         label = make_backend_label(ablator.experiments.case.settings.backend)

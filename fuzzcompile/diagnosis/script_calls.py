@@ -192,7 +192,7 @@ class _Look:
             name=self.file.path.stem,
             path=self.file.path,
             source=self.file.source,
-            backward=False,
+            backward=self.run.differentiates(self._last, ambient),
             notes=[f"judged: call {number} of the {self.file.kind}, {record}"],
         )
         before = fingerprint_streams()
@@ -245,7 +245,8 @@ class _Look:
             stack.enter_context(keep_graphs(self._folder, used))
             for change in how.changes:
                 stack.enter_context(change.apply(recorder))
-            session = CompileSession(record.settings, how, recorder)
+            settings = replace(record.settings, fullgraph=False) if fresh else record.settings
+            session = CompileSession(settings, how, recorder)
             if fresh:
                 return self._observe(case, session.compile(record.target), recorder)
             if key not in self._compiled:

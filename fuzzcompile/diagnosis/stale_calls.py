@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fuzzcompile.compiler.compile_changes import CompileChange, CompiledAnew, DynamoSettings
+from fuzzcompile.compiler.compile_changes import CompileChange, CompiledAnew, DynamoSettings, InductorSettings
 from fuzzcompile.compiler.graph_caches import GraphCache
 from fuzzcompile.compiler.kernels.kernel_loops import find_definition
 from fuzzcompile.compiler.session import find_path
@@ -52,6 +52,7 @@ _OF_MODES = ("GLOBAL_STATE", "GRAD_MODE", "DEFAULT_DEVICE", "DETERMINISTIC_ALGOR
 _BY_VALUE = "CONSTANT_MATCH"
 # Parts of the names of guards that are no part of a user's.
 _MACHINERY = re.compile(r"^(L|G|_modules|_parameters|_buffers|__dict__|__closure__|cell_contents|\d+)$")
+_CHANGES = {settings.config: settings for settings in (DynamoSettings, InductorSettings)}
 _RESET = "torch.compiler.reset() before a call after such a change"
 
 
@@ -183,16 +184,17 @@ def _find_needed(attempt: Compile, names: list[str], ablations: list[Ablation]) 
 
 
 def _allow_setting(attempt: Compile, stale: StaleCall) -> StaleCall | None:
-    """The same as no bug, where torch leaves out the guard by a setting that it calls unsafe; None where none does."""
-    entries, attribution = load_config(DynamoSettings.config), stale.attribution
-    known = [setting for setting in facts().unsafe if has_entry(entries, setting.entry)]
-    changes = {setting.entry: DynamoSettings({setting.entry: setting.safe}) for setting in known}
-    together = DynamoSettings({setting.entry: setting.safe for setting in known})
-    if not known or not attempt([together]).right:
+    """The same as no bug, where a setting of torch leaves out what would notice the change; None where none does."""
+    known = [setting for setting in facts().unsafe if has_entry(load_config(setting.config), setting.entry)]
+    changes = {setting.entry: _CHANGES[setting.config]({setting.entry: setting.safe}) for setting in known}
+    if not known or not attempt(list(changes.values())).right:
         return None
     setting: UnsafeSetting = next((each for each in known if attempt([changes[each.entry]]).right), known[0])
-    change, culprit = changes[setting.entry], attribution.culprit
+    change, attribution = changes[setting.entry], stale.attribution
+    culprit = attribution.culprit
     assert culprit is not None, "a stale call has one"
+    if not culprit.necessary:  # no guard is missing
+        culprit = Culprit(setting.stage, None, setting.entry, setting.entry, necessary=True, details=culprit.details)
     details: DetailsJson = {**culprit.details, "design": setting.why, "design_source": setting.source}
     allowed = replace(
         attribution,
@@ -200,7 +202,7 @@ def _allow_setting(attempt: Compile, stale: StaleCall) -> StaleCall | None:
         ablations=[*attribution.ablations, Ablation(change.text, True, None)],
         workaround=Workaround(str(change.workaround)),
     )
-    told = f"{stale.decision.detail}; torch leaves that guard out by design: {setting.why}"
+    told = f"{stale.decision.detail}; by design of torch: {setting.why}"
     return StaleCall(replace(stale.decision, verdict=Verdict.BY_DESIGN, confidence="high", detail=told), allowed)
 
 

@@ -88,6 +88,8 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._draw(func, args, kwargs)
         if name == "native_dropout":
             return self._run_dropout(func, *args, **kwargs)
+        if name in ("view", "view_copy") and func._overloadname == "dtype":
+            return self._twin(func(*pytree.tree_map(self._narrow, args[:1]), *args[1:], **kwargs))
         rounding = self._find_narrower_cast(func, args, kwargs)
         args, kwargs = map_leaves(self._twin, (args, kwargs))
         # half_to_float requires a half input, which is float64 by now.

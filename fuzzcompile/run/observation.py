@@ -19,7 +19,16 @@ from fuzzcompile.run.case_program import CaseProgram
 from fuzzcompile.run.metrics import have_same_values
 from fuzzcompile.run.reachable_state import name_arguments, name_held_tensors, name_holders
 from fuzzcompile.run.tangents import is_level_entered, read_tangent
-from fuzzcompile.run.tensors import densify, find_aliases, is_wrapped, list_significant_strides, name_leaves, unwrap
+from fuzzcompile.run.tensors import (
+    densify,
+    find_aliases,
+    has_own_class,
+    is_wrapped,
+    list_significant_strides,
+    name_leaves,
+    strip_class,
+    unwrap,
+)
 
 Phase = Literal["run", "compile"]
 
@@ -72,7 +81,8 @@ class Value:
     ``aliases`` are the inputs, parameters, buffers and earlier outputs that share memory with it: a write into one
     changes the other. (Whether an output *is* an input object is not kept: all that adds are autograd's metadata, which
     gradients show.) ``form`` is what a tensor stands for if the program returned something else: a sparse layout, a
-    NumPy array. ``precision`` is, for a Python ``float`` or ``complex``, the dtype of the tensors it was computed from.
+    NumPy array, a class of its own. ``precision`` is, for a Python ``float`` or ``complex``, the dtype of the tensors
+    it was computed from.
     """
 
     name: str
@@ -231,8 +241,13 @@ def observe_outputs(
 def _observe_output(name: str, leaf: object, aliases: tuple[str, ...], precision: torch.dtype) -> Value:
     if not isinstance(leaf, torch.Tensor):
         return replace(_observe_plain(name, leaf, precision), aliases=aliases)
-    form = "" if leaf.layout == torch.strided else str(leaf.layout)
+    form = _name_class(leaf) if leaf.layout == torch.strided else str(leaf.layout)
     return Value(name, _copy_dense(leaf), "output", list_significant_strides(leaf), aliases, form)
+
+
+def _name_class(tensor: torch.Tensor) -> str:
+    """The class of a tensor that may have methods of its own; empty for torch's plain ones."""
+    return type(tensor).__name__ if has_own_class(tensor) else ""
 
 
 def _observe_plain(name: str, leaf: object, precision: torch.dtype) -> Value:
@@ -357,7 +372,7 @@ def list_gradient_leaves(call: int | None, program: CaseProgram, arguments: obje
 def _copy_dense(tensor: torch.Tensor) -> torch.Tensor:
     """A dense copy that later in-place writes do not change."""
     with _disable_current_modes():  # a reference converts what the program's operators read, and this is none of them
-        tensor = tensor.detach()
+        tensor = strip_class(tensor).detach()
         result = densify(tensor)
         return tensor.clone() if result is tensor else result
 

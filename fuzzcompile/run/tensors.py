@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy
 import torch
+from torch._C import DisableTorchFunctionSubclass
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -188,11 +189,22 @@ class StorageCopier:
         self._known = known
         self._bases: dict[tuple[int, torch.dtype, torch.device], torch.Tensor] = {}
         self._whole_tensors: dict[int, torch.Tensor] = {}
+        self._of_own_class: dict[int, torch.Tensor] = {}
         self._computed: dict[int, torch.Tensor] = {}
         self._keep: list[torch.Tensor] = []  # the address of a freed storage may be given to a new one
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the copy of ``tensor``: same shape, stride and offset; detached leaf, same requires_grad."""
+        """Return the copy of ``tensor``: same class, shape, stride and offset; detached leaf, same requires_grad."""
+        if not has_own_class(tensor):
+            return self._copy(tensor)
+        if id(tensor) not in self._of_own_class:
+            with DisableTorchFunctionSubclass():  # operators of the class are the program's to call
+                copied = self._copy(tensor).detach().as_subclass(type(tensor)).requires_grad_(tensor.requires_grad)
+            vars(copied).update(map_tree(self, dict(vars(tensor))))
+            self._of_own_class[id(tensor)] = copied
+        return self._of_own_class[id(tensor)]
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout != torch.strided or tensor.is_quantized:
             return self._copy_whole(tensor.detach()).requires_grad_(tensor.requires_grad)
         source = tensor.detach().resolve_conj().resolve_neg()
@@ -235,6 +247,22 @@ class StorageCopier:
             return tensor.clone() if self._device in (None, tensor.device) else tensor.to(self._device)
         dtype = double_dtype(tensor.dtype) if self._double else tensor.dtype
         return tensor.to(self._device or tensor.device, dtype, copy=True)
+
+
+def has_own_class(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is of a class that has memory as torch's has, and may call operators in its own way."""
+    kind = type(tensor)
+    if kind is torch.Tensor or isinstance(tensor, torch.nn.Parameter | torch.nn.Buffer):
+        return False
+    return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
+def strip_class(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself as one of torch's plain ones; shares its memory."""
+    if not has_own_class(tensor):
+        return tensor
+    with DisableTorchFunctionSubclass():
+        return tensor.as_subclass(torch.Tensor)
 
 
 def flatten_storage(tensor: torch.Tensor) -> torch.Tensor:

@@ -243,3 +243,14 @@ def test_a_draw_in_the_dtype_of_a_tensor_is_the_programs_own():
     with Float64Mode(keep_casts=True, native=torch.float32):
         exact = drop_path(x.double())
     assert exact.dtype == torch.float64 and torch.equal(exact.float(), expected)
+
+
+def test_bits_of_integers_are_read_in_the_dtype_that_the_program_names():
+    """A float64 has other bits than a float16: weights in blocks of bytes are read so."""
+    blocks = torch.tensor([[0x00, 0x3C], [0x00, 0x40]], dtype=torch.uint8)
+    with Float64Mode(keep_casts=False):
+        scales = blocks.view(torch.float16)
+        back = (scales * 1).to(torch.float32).view(torch.int32)
+    assert scales.dtype == torch.float64
+    assert scales.flatten().tolist() == [1.0, 2.0]
+    assert back.flatten().tolist() == [0x3F800000, 0x40000000]

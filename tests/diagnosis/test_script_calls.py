@@ -181,3 +181,28 @@ def test_a_script_that_switches_the_caches_off_has_none(write_case, monkeypatch)
     monkeypatch.setattr(f"{module}.{name}", lambda *args, **kwargs: pytest.fail("a key was made"))
     source = TWO_PROGRAMS.replace("x = torch", "torch._inductor.config.force_disable_caches = True\nx = torch")
     assert judge(write_case, source)["verdict"] in ("equal", "rounding")
+
+
+HOOKED = """
+import torch
+
+layer = torch.nn.Linear(3, 3)
+
+@torch.compile(backend="aot_eager", fullgraph=True)
+def program(x):
+    return layer(x)
+
+for hooked in (False, True):
+    if hooked:
+        layer.register_full_backward_hook(lambda module, given, grads: [grad * 2 for grad in given])
+    x = torch.randn(2, 3, requires_grad=True)
+    program(x).sum().backward()
+"""
+
+
+def test_gradients_of_later_calls_are_compared_where_the_script_asks_for_any(write_case):
+    report = judge(write_case, HOOKED)
+    assert (report["verdict"], report["severity"]) == ("stale", "silent")
+    assert any("hook" in change for change in report["culprit"]["details"]["between_calls"])
+    kinds = {output["finding"] for output in report["evidence"]["outputs"] if output["name"].startswith("grad")}
+    assert kinds - {"same", "close"}

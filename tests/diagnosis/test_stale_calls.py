@@ -158,3 +158,30 @@ def test_a_number_that_dynamo_leaves_open_is_no_stale_graph(write_case):
     report = judge(write_case, two_calls(made, "Model.factors.reverse()", before))
     assert report["verdict"] == "miscompile"
     assert (report["culprit"]["rewrite"], report["culprit"]["necessary"]) == ("float in list", True)
+
+
+_FROZEN = """
+import torch
+
+CONFIG = {"inductor": {"freezing": True}}
+GRAD = "no_grad"
+
+
+def make():
+    torch.manual_seed(0)
+    return torch.nn.Linear(3, 3).eval(), (torch.randn(2, 3),)
+
+
+def run(model, inputs):
+    first = model(*inputs)
+    model.weight.mul_(2)
+    return first, model(*inputs)
+"""
+
+
+def test_a_weight_that_changes_once_it_is_frozen_is_stale_by_design(write_case):
+    report = judge(write_case, _FROZEN)
+    culprit = report["culprit"]
+    assert (report["verdict"], report["is_bug"], report["severity"]) == ("by_design", False, "by_design")
+    assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("freezing", "freezing", True)
+    assert "can no longer be updated" in culprit["details"]["design"]

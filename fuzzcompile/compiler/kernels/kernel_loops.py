@@ -152,7 +152,10 @@ def check_dependences(lowered: LoweredGraph, scheduled: Sequence[LoopNode]) -> D
 
 
 def reads_what_it_writes(lowered: LoweredGraph, scheduled: Sequence[LoopNode]) -> bool:
-    """Return whether a single loop reads an element of a buffer that it writes in another iteration."""
+    """Return whether a single loop reads an element of a buffer that it may write in another iteration.
+
+    It may wherever the data decide which elements it reads or writes.
+    """
     renamed = getattr(lowered.scheduler, "mutation_real_name", {})
     loops = [loop for node in scheduled if hasattr(node, "get_nodes") for loop in node.get_nodes()]
     pairs = (
@@ -163,7 +166,11 @@ def reads_what_it_writes(lowered: LoweredGraph, scheduled: Sequence[LoopNode]) -
         )
         if left == right
     )
-    return any(_is_crossed(first, second) for first, second in pairs)
+    return any(_is_decided_by_data(first, second) or _is_crossed(first, second) for first, second in pairs)
+
+
+def _is_decided_by_data(*accesses: Any) -> bool:
+    return any(access.is_indirect() for access in accesses)
 
 
 def _list_accesses(loop: LoopNode, kind: str, renamed: Mapping[str, str]) -> list[tuple[str, Any]]:

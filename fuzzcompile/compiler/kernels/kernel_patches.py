@@ -235,12 +235,13 @@ def wrap_run_node(watch: LoweringWatch, call: Function, graph: GraphLowering, no
 def wrap_call_function(
     watch: LoweringWatch, call: Function, graph: Any, target: Function, args: Any, kwargs: Any
 ) -> object:
-    """Have ATen compute the operators that are to fall back."""
+    """Have ATen compute the operators that are to fall back, on tensors laid out as the graph says."""
     lowered, node = watch.find_lowered(graph), getattr(graph, "current_node", None)
     if lowered is None or node is None or not should_fall_back(watch.control, lowered, node):
         return call()
-    from torch._inductor.lowering import fallback_handler
+    from torch._inductor.lowering import constrain_to_fx_strides, fallback_handler
 
+    args, kwargs = constrain_to_fx_strides(node, *args, **kwargs)  # type: ignore[no-untyped-call]
     handler = cast(Function, fallback_handler(target, add_to_fallback_set=False))  # type: ignore[no-untyped-call]
     return handler(*args, **kwargs)
 

@@ -41,7 +41,8 @@ class CodeGenerator:
     and ``kernels`` are the classes of ``module`` that write operators, and loops with their reductions, in scalars and
     in vectors; ``fusion`` writes the loops that one kernel computes together (the newest place first), ``store`` its
     stores, ``template`` its templates. ``assignment`` matches a variable and its expression, ``refused_lines`` are
-    those that a compiler's message names, and the last group of ``complaint`` is its first error.
+    those that a compiler's message names, and the last group of ``complaint`` is its first error. With the flags
+    ``strict`` a compiler does to the code what it says and no more; each has a name for what is done without it.
     """
 
     name: str = "unknown"
@@ -61,6 +62,7 @@ class CodeGenerator:
     assignment: re.Pattern[str] = re.compile(r"^\s*(\w+) = (.*?)\s*$")
     refused_lines: Callable[[str], Iterator[str]] = lambda message: iter(())
     complaint: re.Pattern[str] | None = None
+    strict: Mapping[str, str] = field(default_factory=dict)
 
     def is_vectorised(self, source: str) -> bool:
         """Return whether the generated source of a kernel uses vectors, so that ``scalars`` changes it."""
@@ -168,6 +170,15 @@ CPP = CodeGenerator(
     assignment=re.compile(r"^\s*(?:auto|[\w:<>]+) (\w+) = (.*);\s*$"),
     refused_lines=_iter_lines_refused_by_cpp,
     complaint=re.compile(r"^.*?error: (.*)$", re.MULTILINE),
+    strict={
+        "ffp-contract=off": "enable_floating_point_contract_flag",
+        "fno-unsafe-math-optimizations": "enable_unsafe_math_opt_flag",
+        "fno-finite-math-only": "finite-math-only",
+        "fsigned-zeros": "no-signed-zeros",
+        "ftrapping-math": "no-trapping-math",
+        "fmath-errno": "no-math-errno",
+        "O0": "optimization by the C++ compiler",
+    },
 )
 """Inductor's C++ for the CPU, in vectors or in scalars."""
 TRITON = CodeGenerator(

@@ -6,7 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from fuzzcompile.compiler.compile_changes import CompileChange, InductorSettings, Lowered
+import torch
+
+from fuzzcompile.compiler.compile_changes import CompileChange, CompilerFlags, InductorSettings, Lowered
+from fuzzcompile.compiler.kernels import compiler_flags
 from fuzzcompile.compiler.kernels.kernel_loops import check_dependences, find_definition, reads_what_it_writes
 from fuzzcompile.compiler.kernels.lowering_control import (
     EVERYTHING,
@@ -106,16 +109,58 @@ def prove_inlining(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
     )
     nodes = tuple(node for node in kernel.nodes if parse_operator(labels.get(node, "")) == name) or kernel.nodes
     details: DetailsJson = {"operators": wrong.list_code_operators(), "stored": name}
+    code, stage, family = wrong.generator.find_fusion_code("inlining"), CODEGEN, wrong.find_family(nodes[-1])
     if reads_what_it_writes(wrong.lowered, kernel.scheduled):
-        code, stage, family = (
-            CodeSource("in-place write", *find_definition(facts().places.write_in_place)),
-            LOWERING,
-            "",
-        )
-    else:
-        code, stage, family = wrong.generator.find_fusion_code("inlining"), CODEGEN, wrong.find_family(nodes[-1])
-    culprit = wrong.make_culprit(stage, code, family or code.name, nodes=nodes, necessary=True, details=details)
+        code, stage, family = _find_writing_code(wrong), LOWERING, ""
+    culprit = wrong.make_culprit(stage, code, family, nodes=nodes, necessary=True, details=details)
     return Attribution(replace(culprit, confidence="low" if name is None else "high"))
+
+
+def _find_writing_code(wrong: LoweredStep) -> CodeSource:
+    """The lowering of the operator that writes in place in a kernel, or what all writes go through where it copies."""
+    found = map(wrong.lowered.find_node, wrong.kernel.nodes if wrong.kernel is not None else ())
+    called = [node.target for node in found if node is not None and isinstance(node.target, torch._ops.OpOverload)]
+    for target in called:
+        if target._schema.is_mutable and target._opname != "copy_":
+            return CodeSource(get_operator_name(target), *find_lowering_source(target))
+    return CodeSource("in-place write", *find_definition(facts().places.write_in_place))
+
+
+# Reductions whose result is a place: of loops in another order, it is another one.
+_OF_PLACES = {"reduction:argmax", "reduction:argmin"}
+
+
+def prove_order(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
+    """The lowering that gives the place of a loop, though Inductor may change the order of loops."""
+    names = wrong.list_operator_names()
+    if not wrong.scheduled or not names or not _OF_PLACES.intersection(wrong.list_code_operators()):
+        return None
+    node = wrong.lowered.find_node(wrong.nodes[-1])
+    if node is None or not ablator.attempt_under(with_aten(names))[1]:
+        return None
+    code = CodeSource(names[-1], *find_lowering_source(node.target))
+    return Attribution(wrong.make_culprit(LOWERING, code, necessary=True))
+
+
+def prove_compiler(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
+    """What the compiler of generated code does to it beyond what it says; None if that changes nothing."""
+    strict = wrong.generator.strict
+    if not strict or not ablator.attempt_under(CompilerFlags(tuple(strict), "strict flags"))[1]:
+        return None
+    named, _ = bisect_candidates(ablator, list(strict), CompilerFlags)
+    name = strict[named] if named is not None else "+".join(strict.values())
+    code = CodeSource(name, *find_definition(f"{compiler_flags.FLAGS.module}:{compiler_flags.FLAGS.attribute}"))
+    culprit = wrong.make_culprit(CODEGEN, code, name, necessary=True)
+    return Attribution(replace(culprit, confidence="low" if named is None else "high"))
+
+
+def prove_propagation(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
+    """Constants and indices that are computed while loops are built, of a loop that is wrong before it is code."""
+    unfolded = InductorSettings(facts().settings.switching_off["IndexPropagation"], needs_code=True)
+    if not wrong.scheduled or not ablator.attempt_under(unfolded)[1]:
+        return None
+    code = CodeSource("IndexPropagation", *find_definition(facts().places.index_propagation))
+    return Attribution(wrong.make_culprit(LOWERING, code, "IndexPropagation", necessary=True))
 
 
 def is_right_without_vectors(ablator: Ablator, generator: CodeGenerator) -> bool:

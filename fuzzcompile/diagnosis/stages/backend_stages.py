@@ -218,21 +218,23 @@ class Codegen(Stage):
         for step in {id(step): step for step in _list_steps(suspects)}.values():
             if step.failed is not None:
                 return proofs.prove_failure(ablator, step, self.name)
-            named = _prove_kernel(ablator, step)
+            proofs_of_it = (proofs.prove_order, proofs.prove_propagation, proofs.prove_compiler, _prove_kernel)
+            named = next((found for prove in proofs_of_it if (found := prove(ablator, step)) is not None), None)
             if named is not None:
                 return named
         return None
 
     def workarounds(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
-        """Those of the code generator that wrote the culprit's kernel."""
+        """Those of what is named, and of the code generator that wrote its kernel."""
+        yield from super().workarounds(culprit, given)
         yield from get_generator(culprit.details.get("code_generator")).settings
 
 
 def _prove_kernel(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
-    vectorised = wrong.is_vectorised and proofs.is_right_without_vectors(ablator, wrong.generator)
     alone, single = _isolate(ablator, wrong)
     if alone == "right":
-        return _prove_fusion(ablator, wrong, vectorised=vectorised)
+        return _prove_fusion(ablator, wrong)
+    vectorised = wrong.is_vectorised and proofs.is_right_without_vectors(ablator, wrong.generator)
     in_order = ProgramsInOrder(ProgramOrder.FORWARD)
     if ablator.how.order is not ProgramOrder.FORWARD and ablator.attempt_under(in_order)[1]:
         # The programs of the kernel touch the same elements.
@@ -352,13 +354,12 @@ def _make_code_culprit(
     return wrong.make_culprit(CODEGEN, code, operator, nodes=at.nodes, necessary=necessary, details=details)
 
 
-def _prove_fusion(ablator: Ablator, wrong: LoweredStep, *, vectorised: bool) -> Attribution:
+def _prove_fusion(ablator: Ablator, wrong: LoweredStep) -> Attribution:
     """Right with a kernel for each operator: it should be enough to leave this one's unfused, or to store one of them.
 
     That they are computed together is proved to be needed; how it goes wrong is narrowed down as far as compiles tell.
     The scheduler is at fault if it broke a dependence. Otherwise the code generator may have written wrong code for
     loops that may be computed together (a common subexpression that is none), and which step did so is not proved.
-    ``vectorised`` says whether the kernel is right without vectors too.
     """
     kernel = wrong.kernel
     assert kernel is not None, "it is a kernel that is wrong"
@@ -366,6 +367,7 @@ def _prove_fusion(ablator: Ablator, wrong: LoweredStep, *, vectorised: bool) -> 
     inlined = None if repaired else proofs.prove_inlining(ablator, wrong)
     if inlined is not None:
         return inlined
+    vectorised = wrong.is_vectorised and proofs.is_right_without_vectors(ablator, wrong.generator)
     memory = check_dependences(wrong.lowered, kernel.scheduled)
     shown = wrong.scheduled or memory == "broken"
     operators = wrong.list_code_operators() or wrong.list_code_operators(*kernel.writes)
@@ -419,6 +421,7 @@ class Runtime(Stage):
 # Programs that raise by themselves: a setting that repairs them, or the statement at which they fail.
 
 # A program that reads what it has not, or unpacks other inputs than it gets: no operator of the user's raises these.
+_CHECKS = "checks"  # of what the user's program asserts, or of what the compiler assumed
 _OWN_ERRORS = ("NameError", "UnboundLocalError")
 _NO_PYTHON = ("SyntaxError", "IndentationError")
 _SPELLED = re.compile(r"torch\.ops\.([\w.]+)\(")
@@ -428,10 +431,10 @@ _ASSERTED = re.compile(r"assert_size_stride\((\w+), .*'torch\.ops\.([\w.]+)'\)")
 def prove_flawed_program(ablator: Ablator) -> Attribution | None:
     """Attribute the error of a generated program that raises by itself, or for which no memory could be planned.
 
-    The first decision about memory or order that a setting switches off, and without which the program runs, is proved.
-    Else the program is named with the statement at which it fails: which part of the compiler should have written it
-    otherwise does not show in its text. Where that statement is no Python, it is for the name of an operator in it, if
-    it is Python under another name. None for any other error.
+    The first decision about memory or order that a setting switches off, and without which the program runs, is proved;
+    a check that the program makes, by one that leaves it out. Else the program is named with the statement at which it
+    fails: which part of the compiler should have written it otherwise does not show in its text. Where that statement
+    is no Python, it is for the name of an operator in it, if it is Python under another name. None for any other error.
     """
     failure, statement = ablator.trial.observation.failure, _find_statement(ablator.trial)
     if failure is None:
@@ -439,15 +442,19 @@ def prove_flawed_program(ablator: Ablator) -> Attribution | None:
     if failure.type_name in _NO_PYTHON and statement is not None:
         return _name_unparsed(ablator, failure.stage or CODEGEN, statement)
     unpacks = failure.type_name == "ValueError" and "values to unpack" in failure.message
-    if failure.type_name not in _OWN_ERRORS and not (unpacks and statement and statement.endswith("= args")):
+    checks = statement is not None and statement.startswith("raise ")
+    unpacks = unpacks and statement is not None and statement.endswith("= args")
+    if failure.type_name not in _OWN_ERRORS and not unpacks and not checks:
         statement = None
     # The scheduler's decisions may contradict the planning of memory.
     planning = any(function in facts().errors.planning for _, _, function in failure.raised)
     if statement is None and not planning:
         return None
     shown: DetailsJson = {"statement": statement or ""}
-    for decision in facts().decisions.values():
-        if ablator.attempt_under(InductorSettings(decision.without, needs_code=True))[1]:
+    for name, decision in facts().decisions.items():
+        if (name == _CHECKS) is checks and ablator.attempt_under(InductorSettings(decision.without, needs_code=True))[
+            1
+        ]:
             place, details = find_definition(decision.place), DetailsJson() if statement is None else shown
             culprit = Culprit(decision.stage, None, decision.name, decision.name, (), *place, necessary=True)
             return Attribution(replace(culprit, details=details))

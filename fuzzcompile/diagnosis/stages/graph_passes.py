@@ -44,6 +44,8 @@ class Ground(IntEnum):
     """No compile can do without it: a float64 step blames it, and no veto can prove that."""
     SHARED_MEMORY = 6
     """After it other results share memory: a later write, or a later call, may show it in values."""
+    REFUSED = 7
+    """Its graph raises in replay and not once compiled: lowerings take layouts that operators refuse."""
 
 
 def list_rewrites_on(divergence: Divergence, ground: Ground) -> list[Suspect]:
@@ -55,8 +57,10 @@ def list_rewrites_on(divergence: Divergence, ground: Ground) -> list[Suspect]:
         if trial.observation.failure is not None and failing is not None:
             raised = [step for step in rank_suspects(steps, visible_forms(trial))[:MAX_SUSPECTS] if step.raised]
             found = [*raised, *([] if failing.rewrite in MANDATORY else [failing])]
-    elif ground is Ground.MOVED:
-        found = rank_suspects(steps, visible_forms(trial))
+    elif ground in (Ground.MOVED, Ground.REFUSED):
+        ranked = rank_suspects(steps, visible_forms(trial))
+        refused = [step for step in ranked if step.raised and trial.observation.failure is None]
+        found = refused if ground is Ground.REFUSED else [step for step in ranked if step not in refused]
     elif ground is Ground.RANDOM:
         # Where eager draws nothing at all (dropout in eval), a rewrite that draws is at fault all the same.
         runs = divergence.experiments.runs
@@ -84,7 +88,7 @@ def list_visible_rewrites(divergence: Divergence) -> list[Suspect]:
     """The suspected rewrites of one compile: those that replay cannot judge only if it blames none."""
     visible = list_blamed_rewrites(divergence)
     if not visible:
-        hidden = (Ground.RANDOM, Ground.UNREPLAYED, Ground.OPAQUE, Ground.MANDATORY, Ground.SHARED_MEMORY)
+        hidden = [ground for ground in Ground if ground not in (Ground.RAISED, Ground.MOVED)]
         visible = [suspect for ground in hidden for suspect in list_rewrites_on(divergence, ground)]
     return list(dict.fromkeys(visible))
 

@@ -104,7 +104,7 @@ ORDER: tuple[SearchStep, ...] = (
     *(
         SearchStep(Shows.ANYWHERE, partial(prove_rewrites, ground=ground))  # the strongest evidence first
         for ground in Ground
-        if ground is not Ground.SHARED_MEMORY
+        if ground not in (Ground.SHARED_MEMORY, Ground.REFUSED)
     ),
     SearchStep(Shows.IN_PROGRAM, backend_stages.prove_flawed_program),
     SearchStep(Shows.CERTAINLY, tracing_ways.prove_raising_copy),
@@ -112,6 +112,7 @@ ORDER: tuple[SearchStep, ...] = (
     SearchStep(Shows.CERTAINLY, operators.prove_kernels),
     # Code that is generated for a wrong dtype or layout is wrong code: this comes before any search behind the graphs.
     SearchStep(Shows.CERTAINLY, partial(operators.prove_operators, certain=True)),
+    SearchStep(Shows.IN_GRAPHS, partial(prove_rewrites, ground=Ground.REFUSED)),
     SearchStep(Shows.IN_GRAPHS, partial(operators.prove_operators, certain=False)),
     # Of what is wrong in Python, the operator that it reaches is told apart too.
     SearchStep(Shows.IN_GRAPHS, _prove_suspected_instruction),

@@ -17,7 +17,13 @@ from torch.overrides import TorchFunctionMode
 
 from fuzzcompile.compiler.compile_changes import BypassedNodes, GraphBreak, TracingSettings
 from fuzzcompile.compiler.functional_run import SEEDS, NodeRun, find_lossy_views, load_functional_tools, run_eagerly
-from fuzzcompile.compiler.graph_breaks import find_call_name, find_handler, resolve_call
+from fuzzcompile.compiler.graph_breaks import (
+    find_call_name,
+    find_captured_calls,
+    find_handler,
+    find_numpy_name,
+    resolve_call,
+)
 from fuzzcompile.compiler.graph_replay import list_drawing_nodes, list_random_calls
 from fuzzcompile.compiler.kernels.kernel_loops import find_definition
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
@@ -107,6 +113,7 @@ def _find_branch(divergence: Divergence) -> Iterator[Found]:
         anywhere = {name for name, _ in captured}
         telling = next((name for name in ours if name not in anywhere), (*theirs, *ours)[0])
         calling = [node for node in snapshot.graph.nodes if node.name in names]
+        telling = next(filter(None, map(find_numpy_name, calling)), telling)  # NumPy itself calls no operators
         place, where = _find_module(calling[0]) if calling else (None, None), find_location(calling[:1])
         nodes, site = tuple(dict.fromkeys(node for _, node in alone)), None if where is None else f"{where} #1"
         culprit = Culprit.from_operator(DYNAMO, telling, place, nodes=nodes, site=site)
@@ -129,7 +136,8 @@ def _prove_branch(ablator: Ablator, found: Found) -> Attribution | None:
         toggle = f"{CAPTURE_ONLY.text} {bypassed.text}"
         if attempt_backend(ablator, CAPTURE_ONLY, bypassed, toggle=toggle):
             operator, agrees = culprit.details["compiled"][0], toggle
-            culprit = replace(culprit, rewrite=operator, family=get_operator_family(operator))
+            if culprit.rewrite in (operator, *culprit.details["eager"]):
+                culprit = replace(culprit, rewrite=operator, family=get_operator_family(operator))
     if not agrees:
         paths = list_traced_paths()
         agrees = next((path for path, change in paths if ablator.attempt_in_eager(change, path)), "")
@@ -166,6 +174,8 @@ def _compare_calls(divergence: Divergence) -> Iterator[ways.Sides[tuple[_EagerCa
         for call in calls:
             number, there = seen[call.line], captured.get(call.line)
             seen[call.line] += 1
+            if call.name in facts().operators.uninitialised:
+                continue
             if there is None:
                 in_place = call.name.endswith("_") and not call.name.startswith("__")
                 lost.extend([call] if in_place or call.name.startswith("__i") or call.name == "__setitem__" else [])
@@ -319,8 +329,8 @@ def _find_regenerated(divergence: Divergence) -> Iterator[Found]:
         yield Found(culprit, TracingSettings(copy.without))
 
 
-def _prove_regenerated(ablator: Ablator, found: Found) -> Attribution | None:
-    """The function, if the program is right without it; that it is called accuses nothing."""
+def _prove_alone(ablator: Ablator, found: Found) -> Attribution | None:
+    """What is found, if the program is right without it; that it is called accuses nothing."""
     return ways.prove_in_turn(ablator, [found])
 
 
@@ -348,6 +358,20 @@ def _find_raising(divergence: Divergence) -> Iterator[Found]:
     culprit = Culprit(FUNCTIONALIZATION, None, function, function, source=file, line=line, details={"kind": "raised"})
     for captured in ways.iter_captured(divergence.trial.ledger):
         yield from map(Found, _place_at_writes(culprit, captured))
+
+
+def _find_effects_alone(divergence: Divergence) -> Iterator[Found]:
+    """Calls of dynamo's graph for what they do besides: they call no operator, and nothing takes their results."""
+    for captured in ways.iter_captured(divergence.trial.ledger):
+        snapshot = captured.record.snapshots[-1]
+        run = run_eagerly(snapshot, captured.inputs, double=False)
+        calls = (node for node in snapshot.graph.nodes if node.op == "call_function" and not node.users)
+        for node in (node for node in calls if not run.operators.get(node.name)):
+            at, name = find_location([node]), _name_call(node)
+            culprit = Culprit(FUNCTIONALIZATION, None, name, name.rpartition(".")[2], (node.name,), site=at)
+            broken = tuple(find_captured_calls(divergence.trial.ledger, at, culprit.nodes).items())
+            if broken:  # dynamo cannot break at Python's own functions
+                yield Found(replace(culprit, details={"kind": "lost", "call": name}), GraphBreak(broken))
 
 
 def _find_lost_draws(divergence: Divergence) -> Iterator[Found]:
@@ -567,11 +591,12 @@ def _writes(operator: Any) -> bool:
 
 
 AOT_AUTOGRAD = (
-    ways.Way("outputs that are views", _find_regenerated, _prove_regenerated, shows=lambda seen: True),
+    ways.Way("outputs that are views", _find_regenerated, _prove_alone, shows=lambda seen: True),
     ways.Way("what AOTAutograd raises", _find_raising, prove_at_call, attrgetter("trial.observation.failure"), most=3),
     ways.Way("random calls of a program, and of its operators", _find_lost_draws, prove_at_call),
     ways.Way("tangents, and their copies", _find_tangents, ways.prove_without),
     ways.Way("dynamo's graph, and the same without in-place writes", _compare_functional, prove_at_call),
     ways.Way("calls in eager mode, and as they are traced", _compare_composites, prove_at_call, most=4),
     ways.Way("AOTAutograd's analysis, and a run", _find_contradictions, prove_at_call, most=3),
+    ways.Way("calls for what they do besides", _find_effects_alone, _prove_alone, most=3),
 )

@@ -331,7 +331,7 @@ class SideBySide(Stage):
         return list(map(Suspect.from_found, found))
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
-        """The first culprit that a compile proves; else the first as it stands, unless the stage is cleared."""
+        """The first culprit that a compile proves; else the first that none cleared, unless the whole stage is."""
         shown = [each.finding for each in suspects if isinstance(each.finding, Found) and each.finding.prove]
         if not shown or (self.cleared_by is not None and ablator.once(ClearedBy(self.cleared_by))):
             return None
@@ -341,4 +341,5 @@ class SideBySide(Stage):
             if attribution is not None and attribution.is_proved:
                 return attribution
             doubted = doubted or attribution
-        return doubted or Attribution(replace(shown[0].culprit, confidence="low"))
+        left = (found.culprit for found in shown if found.without is None)
+        return doubted or next((Attribution(replace(culprit, confidence="low")) for culprit in left), None)

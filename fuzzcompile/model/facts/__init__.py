@@ -8,13 +8,13 @@ import importlib.resources
 import re
 import tomllib
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from packaging.version import Version
 
 from fuzzcompile.model.errors import FuzzcompileError
-from fuzzcompile.model.stages import POST_GRAD, PRE_GRAD, STAGES
+from fuzzcompile.model.stages import DYNAMO, POST_GRAD, PRE_GRAD, STAGES
 from fuzzcompile.model.versions import installed_torch
 
 StageName = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(STAGES)})$")]
@@ -56,7 +56,7 @@ class SettingFacts(FactTable, frozen=True):
     """Settings of Inductor: those listed for each stage, and those that switch off one pass."""
 
     listed: Mapping[StageName, tuple[str, ...]]
-    switching_off: Mapping[str, Mapping[str, bool]]
+    switching_off: Mapping[str, Mapping[str, bool | str]]
 
 
 class NameFacts(FactTable, frozen=True):
@@ -198,6 +198,7 @@ class CodePlaces(FactTable, frozen=True):
 
     fusion_decision: str
     write_in_place: str
+    index_propagation: str
     program_results: str
     graph_recording: str
     side_effects: str
@@ -240,12 +241,14 @@ class DesignedBranch(FactTable, frozen=True):
 
 
 class UnsafeSetting(FactTable, frozen=True):
-    """An entry of ``torch._dynamo.config`` that leaves guards out by default, which torch itself calls unsafe."""
+    """An entry of a config of torch that keeps later calls from noticing a change, as torch itself says."""
 
     entry: str
     safe: object  # the value that has the guards made
     why: str  # what is not noticed
     source: str  # where torch says so
+    config: Literal["dynamo", "inductor"] = "dynamo"
+    stage: str = DYNAMO  # of the compiler that then relies on what may change
 
 
 Minor = tuple[int, int]

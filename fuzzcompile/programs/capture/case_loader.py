@@ -71,8 +71,6 @@ def load_script(file: CaseFile, device: torch.device, *, call: int | None = None
     if record is None:
         raise CaseError(run.explain())
     inductor, dynamo, functorch = (dict(run.configs[name]) for name in ("inductor", "dynamo", "functorch"))
-    recording = run.ambient.grad == "enabled" and run.mentions_backward and not runs_own_backward(record.target)
-    tensors = [*calls[-1].world.reached().tensors.values(), *list_tensors([call.arguments for call in calls])]
     return make_captured_case(
         calls,
         run.ambient,
@@ -80,7 +78,7 @@ def load_script(file: CaseFile, device: torch.device, *, call: int | None = None
         name=file.path.stem,
         path=file.path,
         source=file.source,
-        backward=recording and any(tensor.requires_grad for tensor in tensors),
+        backward=run.differentiates(calls, run.ambient),
         notes=run.notes(record),
     )
 
@@ -118,6 +116,13 @@ class ScriptRun:
         self.mentions_backward = any(node.attr in _OWN_BACKWARD for node in attributes)
         self.configs: Mapping[str, Mapping[str, object]] = copy_configs()
         self.ambient, self.environment = Ambient.current(), dict(os.environ)
+
+    def differentiates(self, calls: Sequence[RecordedCall], ambient: Ambient) -> bool:
+        """Return whether the script may call for gradients of the last of some calls, which has none of its own."""
+        if ambient.grad != "enabled" or not self.mentions_backward or runs_own_backward(calls[-1].target):
+            return False
+        tensors = [*calls[-1].world.reached().tensors.values(), *list_tensors([call.arguments for call in calls])]
+        return any(tensor.requires_grad for tensor in tensors)
 
     def execute(self) -> None:
         """Run the script; what it raises is kept in ``error``."""

@@ -390,6 +390,8 @@ FORMULAS: dict[str, Formula] = {
     "prod": _reduce(np.prod),
     "amax": _reduce(np.max),
     "amin": _reduce(np.min),
+    "argmax": lambda call: np.argmax(call.x, axis=call.dim, keepdims=call.keepdim),
+    "argmin": lambda call: np.argmin(call.x, axis=call.dim, keepdims=call.keepdim),
     "any": _reduce(np.any),
     "all": _reduce(np.all),
     "max": lambda call: np.max(call.x) if call.dim is None else (np.max(call.x, call.dim, keepdims=call.keepdim), None),

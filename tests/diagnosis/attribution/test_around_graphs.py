@@ -1,15 +1,21 @@
 """What AOTAutograd does around its graphs, methods left to eager mode, and calls that draw."""
 
 from __future__ import annotations
+import __future__
 
 import importlib
+import inspect
 import operator
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo import trace_rules
+from torch._dynamo.variables import TorchInGraphFunctionVariable
+from torch._inductor import ir
 from watching import make_compilation
 
 from fuzzcompile.compiler.functional_run import find_lossy_views
@@ -250,3 +256,90 @@ def test_a_traced_call_that_draws_one_number_more_is_found_by_the_state_that_it_
     assert report["evidence"]["outputs"][-1]["name"] == "random state after the call"
     assert (culprit["stage"], culprit["family"], culprit["necessary"]) == ("decomposition", "feature_dropout", True)
     assert culprit["details"]["kind"] == "numbers"
+
+
+def judge(write_case: WriteCase, source: str) -> dict[str, Any]:
+    return triage(load_case(write_case(source)), CPU).to_json()
+
+
+SEEDED = """
+import torch
+
+def program(x):
+    torch.manual_seed(3)
+    a = torch.rand(4)
+    torch.manual_seed(3)
+    return x + a - torch.rand(4)
+
+def make():
+    return program, (torch.zeros(4),)
+"""
+
+
+def test_a_call_that_aotautograd_loses_is_named_though_it_calls_no_operator(
+    write_case: WriteCase, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch, "manual_seed", torch.random.manual_seed)
+    monkeypatch.setitem(trace_rules.manual_torch_name_rule_map, "torch.manual_seed", TorchInGraphFunctionVariable)
+    trace_rules.get_torch_obj_rule_map.cache_clear()
+    try:
+        report = judge(write_case, SEEDED)
+    finally:
+        monkeypatch.undo()
+        trace_rules.get_torch_obj_rule_map.cache_clear()
+    culprit = report["culprit"]
+    assert (report["verdict"], culprit["stage"], culprit["rewrite"]) == (
+        "miscompile",
+        "functionalization",
+        "torch.manual_seed",
+    )
+    assert culprit["necessary"] is True
+
+
+CHECKED = """
+import torch
+
+CONFIG = {"dynamo": {"capture_scalar_outputs": True}}
+FULLGRAPH = True
+
+def program(a):
+    n = a.item()
+    torch._check(n < 5)
+    return a * 10
+
+def make():
+    return program, (torch.tensor([3]),)
+"""
+
+
+def test_a_check_of_the_generated_program_that_fails_where_it_holds_is_proved_by_leaving_it_out(
+    write_case: WriteCase, monkeypatch: pytest.MonkeyPatch
+):
+    source = textwrap.dedent(inspect.getsource(ir.AssertScalar.codegen)).replace("if not (", "if (")
+    scope: dict[str, Any] = {}
+    exec(compile(source, "planted.py", "exec", __future__.annotations.compiler_flag), vars(ir), scope)
+    monkeypatch.setattr(ir.AssertScalar, "codegen", scope["codegen"])
+    report = judge(write_case, CHECKED)
+    culprit = report["culprit"]
+    assert (report["verdict"], culprit["stage"], culprit["rewrite"]) == ("runtime_error", "codegen", "AssertScalar")
+    assert culprit["necessary"] is True
+    assert culprit["details"]["statement"].startswith("raise RuntimeError")
+
+
+FLIPPED = """
+import numpy as np
+import torch
+
+def program(x):
+    return np.flip(x)
+
+def make():
+    return program, (np.arange(4.0),)
+"""
+
+
+def test_what_stands_for_a_function_of_numpy_goes_by_its_name(write_case: WriteCase, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch._numpy._funcs_impl.flip, "__code__", (lambda m, axis=None: m * 2).__code__)
+    report = judge(write_case, FLIPPED)
+    culprit = report["culprit"]
+    assert (report["verdict"], culprit["stage"], culprit["rewrite"]) == ("miscompile", "dynamo", "numpy.flip")

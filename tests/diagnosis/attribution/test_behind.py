@@ -64,7 +64,18 @@ FAULTS = [
     Fault("vectorised reduction", "(x * y).sum(-1) + 1", plants.wrong_vector_sum, "codegen",
           "vectorised reduction:sum"),
     Fault("C++ that does not compile", PRODUCT, plants.no_such_vector, "codegen", "CppVecOverrides.sin"),
+    Fault("C++ compiler", "(x * (y * 1e14)).softmax(-1)", plants.contracted, "codegen",
+          "enable_floating_point_contract_flag"),
     Fault("wrapper", "(x.exp() * y, x.sin() + y)", plants.first_output_twice, "runtime", "wrapper", proved=False),
+]  # fmt: skip
+BEFORE_CODE = [
+    Fault("constants of a loop", "torch.tensor(7, dtype=torch.uint8).neg() + x", plants.folded_without_width,
+          "lowering", "IndexPropagation"),
+    Fault("places in the order of loops",
+          "torch.argmax(torch.nn.functional.adaptive_avg_pool1d(x.transpose(0, 1), 2))", contextlib.nullcontext,
+          "lowering", "aten.argmax.default", shapes="(4, 4, 3), (1,)"),
+    Fault("an index that occurs twice", "x.index_put_((y.long(),), x[y.long()] * 2)", plants.values_unrealized,
+          "lowering", "aten.index_put_.default", shapes="(2, 3), (2,)"),
 ]  # fmt: skip
 INLINED = Fault(
     "common subexpression of one loop",
@@ -246,6 +257,15 @@ def test_one_loop_that_is_right_where_its_operators_stand_alone_is_proved_by_tha
     assert (culprit.stage, culprit.rewrite) == (fault.stage, fault.rewrite)
     assert {key: culprit.details[key] for key in fault.details} == fault.details
     assert culprit.necessary is True
+    assert compiles <= MOST_COMPILES + 1  # of code for loops that are right apart, much is asked
+
+
+@pytest.mark.parametrize("fault", BEFORE_CODE, ids=str)
+def test_loops_that_are_wrong_before_they_are_code_are_their_builders_fault(attribution_of, fault):
+    attribution, compiles = attribution_of(fault)
+    culprit = attribution.culprit
+    assert (culprit.stage, culprit.rewrite, culprit.necessary) == (fault.stage, fault.rewrite, True)
+    assert culprit.source is not None
     assert compiles <= MOST_COMPILES
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from put_back import read_bugs
+from torch._dynamo import variables
 from torch._dynamo.variables import dicts, lists, misc
 
 from fuzzcompile.compiler.instructions import InstructionTrace, find_partings, record_instructions
@@ -29,6 +30,13 @@ def _pop_last(original: Any) -> Any:
         return original(self, tx, name, [] if name == "pop" else arguments, options)
 
     return call
+
+
+def _ask_bounds(original: Any) -> Any:
+    def contains(self: Any, tx: Any, item: Any) -> Any:
+        return variables.ConstantVariable.create(any(item.is_python_equal(bound) for bound in self.items))
+
+    return contains
 
 
 def _swap(original: Any) -> Any:
@@ -70,6 +78,11 @@ PLANTS = {
     "an element from the other end": Plant(
         lists.ListVariable, "call_method", _pop_last,
         ("order = [2, 5, 3]", "first = order.pop(0)"), "x * first", "pop(int)",
+    ),
+    "a range asked as if it were its bounds, behind a local of a closure": Plant(
+        lists.RangeVariable, "sq_contains", _ask_bounds,
+        ("parts = [1.0, 2.0, 3.0]", "kept = [parts[i] for i in range(3) if i in range(0, 10)]"), "x * (1 + len(kept))",
+        "int in range",
     ),
     "keys subtracted the wrong way round": Plant(
         dicts.DictKeysVariable, "nb_subtract_impl", _swap,

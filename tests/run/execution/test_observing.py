@@ -16,7 +16,7 @@ from fuzzcompile.run import runs
 from fuzzcompile.run.case import Case, CompileSettings
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.observation import Observation
-from fuzzcompile.run.tensors import describe_structure, find_aliases
+from fuzzcompile.run.tensors import copy_tree, describe_structure, find_aliases
 
 CPU = torch.device("cpu")
 
@@ -371,3 +371,34 @@ def test_warnings_before_an_exception_are_kept():
 def test_numpy_scalars_are_values():
     values = observed(lambda x: (numpy.float32(2), x.numpy().sum()), torch.ones(3)).values
     assert [value.form for value in values] == ["NumPy array", "NumPy array"]
+
+
+class Scaled(torch.Tensor):
+    """A class whose sums are doubled."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        return result * 2 if func is torch.add else result
+
+
+def test_tensors_of_a_class_of_their_own_stay_of_it_in_copies_and_say_so_in_results():
+    scaled = torch.ones(3).as_subclass(Scaled)
+    scaled.unit = "mm"
+    copied = copy_tree([scaled, scaled])
+    assert type(copied[0]) is Scaled
+    assert copied[0] is copied[1]
+    assert copied[0].unit == "mm"
+    assert copied[0].data_ptr() != scaled.data_ptr()
+    values = observed(lambda x: (torch.add(x, 1), x.as_subclass(torch.Tensor)), scaled).values
+    assert [(value.form, type(value.value), value.value.tolist()) for value in values] == [
+        ("Scaled", torch.Tensor, [4.0, 4.0, 4.0]),
+        ("", torch.Tensor, [1.0, 1.0, 1.0]),
+    ]
+
+
+def test_a_leaf_of_a_class_of_its_own_is_copied_as_a_leaf():
+    leaf = torch.ones(3).as_subclass(Scaled).requires_grad_()
+    copied = copy_tree([leaf])[0]
+    assert copied.is_leaf
+    assert copied.requires_grad
