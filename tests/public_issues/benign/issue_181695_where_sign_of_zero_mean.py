@@ -7,7 +7,7 @@ At fault: none (rounding; the branch amplifies it)
 import torch
 import torch.nn as nn
 
-EXPECT = ('unstable',)
+EXPECT = ("unstable",)
 
 torch.manual_seed(0)
 x = torch.randn([15, 13, 13, 13])

@@ -5,7 +5,7 @@ At fault: dynamo, guards (backward hooks of a module are not guarded)
 
 import torch
 
-EXPECT = ('stale',)
+EXPECT = ("stale",)
 
 
 layer = torch.nn.Linear(3, 3, bias=False)

@@ -10,7 +10,7 @@ found by changing that line, the thread names none)
 
 import torch
 
-EXPECT = ('miscompile', 'nonfinite')
+EXPECT = ("miscompile", "nonfinite")
 
 
 def generate_blocks_bf16(n_blocks):

@@ -6,7 +6,7 @@ At fault: dynamo, __torch_function__ dispatch (the report); for what is left: un
 
 import torch
 
-EXPECT = ('metadata',)
+EXPECT = ("metadata",)
 
 
 class ScaledTensor(torch.Tensor):

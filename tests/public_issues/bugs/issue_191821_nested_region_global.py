@@ -8,7 +8,7 @@ import torch
 
 from dataclasses import dataclass
 
-EXPECT = ('miscompile',)
+EXPECT = ("miscompile",)
 
 
 @dataclass

@@ -5,7 +5,7 @@ At fault: dynamo, autograd.Function under torch.func.grad (forward inlined, back
 
 import torch
 
-EXPECT = ('miscompile',)
+EXPECT = ("miscompile",)
 
 
 class SinWithZeroBackward(torch.autograd.Function):

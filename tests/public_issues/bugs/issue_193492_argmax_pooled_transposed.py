@@ -6,7 +6,7 @@ stored, so the order of the loops decides; the fix is pytorch#195063)
 
 import torch
 
-EXPECT = ('miscompile',)
+EXPECT = ("miscompile",)
 
 
 def fn(x):

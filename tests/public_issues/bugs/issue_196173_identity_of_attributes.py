@@ -5,7 +5,7 @@ At fault: dynamo, guards on the identity of attributes (and side effects)
 
 import torch
 
-EXPECT = ('stale',)
+EXPECT = ("stale",)
 
 
 class Holder:

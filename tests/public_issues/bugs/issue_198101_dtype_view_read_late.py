@@ -5,7 +5,7 @@ At fault: lowering, view.dtype (a view of the input that is read late, after the
 
 import torch
 
-EXPECT = ('miscompile',)
+EXPECT = ("miscompile",)
 
 
 def fn(x):

@@ -5,7 +5,7 @@ At fault: post_grad, remove_noop_ops
 
 import torch
 
-EXPECT = ('miscompile',)
+EXPECT = ("miscompile",)
 
 
 def fn(dst, src):

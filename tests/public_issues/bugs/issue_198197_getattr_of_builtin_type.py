@@ -5,7 +5,7 @@ At fault: dynamo, getattr on a builtin type
 
 import torch
 
-EXPECT = ('miscompile',)
+EXPECT = ("miscompile",)
 
 
 def fn(x):
