@@ -155,3 +155,4 @@ def test_values_that_a_later_write_to_shared_memory_changes_are_one_bug_with_the
     far, shares = [{"finding": "far"}], {"shares": "output 0: its own became memory of input 0"}
     assert find_symptom("miscompile", far, shares) == find_symptom("aliasing", [{"finding": "alias"}], {}) == "sharing"
     assert find_symptom("metadata", [{"finding": "dtype"}], shares) is None
+    assert find_symptom("miscompile", far, {"written through": "d"}) == "sharing"

@@ -25,7 +25,7 @@ from fuzzcompile.model.stages import DECOMPOSITION, GRAPH_STAGES
 from fuzzcompile.model.thresholds import NEARER_TO_NEIGHBOUR
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.capture.case_loader import load
-from fuzzcompile.programs.edits.changes import Change, generate_changes, name_operation
+from fuzzcompile.programs.edits.changes import Change, generate_changes
 from fuzzcompile.programs.ir.case_source import MOST_LITERALS, write_program, write_source
 from fuzzcompile.programs.ir.case_text import program_key
 from fuzzcompile.programs.ir.evaluation import evaluate
@@ -222,7 +222,7 @@ def find_cause(
     shown = next(((program, seen) for program, seen in candidates if seen.shows), None)
     if shown is None:
         return None
-    window, seen = shown if known else _shrink(*shown, budget, culprit["family"] or "")
+    window, seen = shown if known else _shrink(*shown, budget)
     verdict = Verdict(report["verdict"])
     settles = _find_settling(report, window)
     change, still = _find_nearest(window, budget, known, verdict, settles=settles)
@@ -240,19 +240,11 @@ def find_cause(
     return cause if change.program.is_recorded else {**cause, "neighbour": write_source(change.program)}
 
 
-def _shrink(best: Program, shown: ScreenResult, budget: _Budget, family: str) -> tuple[Program, ScreenResult]:
-    """Remove the statements at both ends of the window that the bug does not need.
-
-    The operator at fault stays: a view that is an argument shows what may be wrong with it as well.
-    """
-
-    def is_called(program: Program) -> bool:
-        return any(name_operation(statement) == family for statement in program.statements)
-
-    tried, called = list[Program](), is_called(best)
+def _shrink(best: Program, shown: ScreenResult, budget: _Budget) -> tuple[Program, ScreenResult]:
+    """Remove the statements at both ends of the window that the bug does not need."""
+    tried: list[Program] = []
     while True:
-        smaller = (program for program in shrink_window(best) if program not in tried)
-        fresh = (program for program in smaller if is_called(program) or not called)
+        fresh = (program for program in shrink_window(best) if program not in tried)
         for program, seen in budget.screen(fresh, _SMALLER - len(tried)):
             tried.append(program)
             if seen.shows:

@@ -71,9 +71,12 @@ FAULTS = [
 BEFORE_CODE = [
     Fault("constants of a loop", "torch.tensor(7, dtype=torch.uint8).neg() + x", plants.folded_without_width,
           "lowering", "IndexPropagation"),
-    Fault("places in the order of loops",
-          "torch.argmax(torch.nn.functional.adaptive_avg_pool1d(x.transpose(0, 1), 2))", contextlib.nullcontext,
-          "lowering", "aten.argmax.default", shapes="(4, 4, 3), (1,)"),
+    pytest.param(
+        Fault("places in the order of loops",
+              "torch.argmax(torch.nn.functional.adaptive_avg_pool1d(x.transpose(0, 1), 2))", contextlib.nullcontext,
+              "lowering", "aten.argmax.default", shapes="(4, 4, 3), (1,)"),
+        marks=pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="later ones have it right"),
+    ),
     Fault("an index that occurs twice", "x.index_put_((y.long(),), x[y.long()] * 2)", plants.values_unrealized,
           "lowering", "aten.index_put_.default", shapes="(2, 3), (2,)"),
 ]  # fmt: skip
