@@ -102,8 +102,13 @@ def _name_operator(instruction: Any) -> str:
 
 def _name_callee(variable: Any) -> str:
     """The name of what dynamo calls; empty for none."""
-    for attribute in ("fn", "value"):
+    for attribute in ("fn", "value", "_fn"):
         name = getattr(_read(variable, attribute), "__name__", None)
+        if isinstance(name, str):
+            return name
+    for method in ("peek_value", "get_name"):  # of what nothing has been done to, of a function made while tracing
+        found = _call(variable, method)
+        name = found if method == "get_name" else getattr(found, "__name__", None)
         if isinstance(name, str):
             return name
     name = _read(variable, "name")  # of a method that is not looked up yet
@@ -127,6 +132,12 @@ def _name_type(variable: Any) -> str:
 def _read(variable: Any, attribute: str) -> Any:
     with contextlib.suppress(Exception):  # dynamo raises errors of its own for what it does not know
         return getattr(variable, attribute, None)
+    return None
+
+
+def _call(variable: Any, method: str) -> Any:
+    with contextlib.suppress(Exception):  # as above, and where there is none
+        return getattr(variable, method)()
     return None
 
 

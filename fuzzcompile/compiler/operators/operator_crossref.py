@@ -430,15 +430,20 @@ def _silence_stderr() -> Iterator[None]:
         os.close(nowhere)
 
 
+# What the profiler calls the run of a backward function, before its name.
+_BACKWARD = "autograd::engine::evaluate_function: "
+
+
 def list_profiled_operators(heard: profiler.profile, inside: Collection[str] | None = None) -> list[tuple[str, str]]:
     """The operators that were called while a profiler was on, in order, apart from those that only make memory.
 
-    Each (``aten.relu``) comes with the name of what called it, which is empty for the program itself. ``inside``: names
-    of marks (``record_function``); only operators called directly inside of one are meant.
+    A backward function goes by its own name. Each (``aten.relu``) comes with the name of what called it, which is empty
+    for the program itself. ``inside``: names of marks (``record_function``); only operators called directly inside of
+    one are meant.
     """
     makers = (*_FACTS.uninitialised, "resize_", "as_strided", "as_strided_")
     calls = [
-        (event.name.replace("::", "."), getattr(event.cpu_parent, "name", ""))
+        (event.name.removeprefix(_BACKWARD).replace("::", "."), getattr(event.cpu_parent, "name", ""))
         for event in heard.function_events or ()
         if "::" in event.name and event.name.partition("::")[2] not in makers
     ]

@@ -247,3 +247,27 @@ def make():
 def test_python_of_a_later_call_is_looked_at_too(write_case: Callable[..., Path]):
     culprit = triage(load_case(write_case(SECOND_CALL)), torch.device("cpu")).to_json()["culprit"]
     assert (culprit["rewrite"], culprit["necessary"]) == ("is_grad_enabled()", True)
+
+
+MISSING = """
+import torch
+
+def program(x):
+    def has(kind, name):
+        try:
+            getattr(kind, name)
+        except AttributeError:
+            return False
+        return True
+
+    return x.sin() if has(float, "no_such_name") else x.cos()
+
+def make():
+    return program, (torch.ones(3),)
+"""
+
+
+@ONLY_HERE
+def test_a_builtin_that_nothing_has_been_done_to_goes_by_its_name(write_case: Callable[..., Path]):
+    culprit = triage(load_case(write_case(MISSING)), torch.device("cpu")).to_json()["culprit"]
+    assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("dynamo", "getattr(type, str)", True)
