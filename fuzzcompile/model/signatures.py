@@ -137,15 +137,18 @@ def agree(wanted: str, reached: str) -> bool:
 
 
 def raise_alike(left: ReportJson, right: ReportJson) -> bool:
-    """Return whether two reports show one culprit, proved in both, that makes the compiler or the program raise alike.
+    """Return whether two reports show one culprit that makes the compiler or the program raise alike.
 
-    That is: the same function of the compiler raises, or the messages differ in numbers and names only. The causes of
-    two such errors may be put into different words, because several changes keep a program from a check that fails.
+    That is: the same function of the compiler raises, or the messages differ in numbers and names only; both, where the
+    culprit is proved in one report and neither so nor refuted in the other, whose program may have another fault. The
+    causes of two such errors may be put into different words, because several changes keep a program from a check that
+    fails.
     """
-    for report in (left, right):
-        is_proved = (report.get("culprit") or {}).get("necessary") is True
-        if report.get("verdict") not in _ERRORS or not report.get("signature") or not is_proved:
-            return False
+    if any(report.get("verdict") not in _ERRORS or not report.get("signature") for report in (left, right)):
+        return False
+    proved = [(report.get("culprit") or {}).get("necessary") for report in (left, right)]
+    if False in proved or True not in proved:
+        return False
     if drop_fingerprint(left["signature"] or "") != drop_fingerprint(right["signature"] or ""):
         return False
     raised = [read_details(report.get("culprit")).get("raised") for report in (left, right)]
@@ -153,7 +156,8 @@ def raise_alike(left: ReportJson, right: ReportJson) -> bool:
     errors = [find_error(report) for report in (left, right)]
     # An error that is nothing but types says nothing.
     messages = [None if error is None or _TYPES.fullmatch(error) else normalise_message(error) for error in errors]
-    return any(first is not None and first == second for first, second in (functions, messages))
+    alike = [first is not None and first == second for first, second in (functions, messages)]
+    return any(alike) if all(proved) else all(alike)
 
 
 def find_error(report: ReportJson) -> str | None:

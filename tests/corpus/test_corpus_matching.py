@@ -15,7 +15,7 @@ SIZE, DTYPE = f"{PLACE}:size", f"{PLACE}:dtype"
 SAID = "RuntimeError: The expanded size of the tensor ({}) must match the existing size ({})"
 
 
-def raising(signature: str, detail: str, function: str = "expand", *, proved: bool = True) -> dict[str, Any]:
+def raising(signature: str, detail: str, function: str = "expand", *, proved: bool | None = True) -> dict[str, Any]:
     raised = [{"source": "torch/_inductor/lowering.py", "line": len(detail), "function": function}]
     culprit = {"stage": "post_grad", "rewrite": "fold_scale", "necessary": proved, "details": {"raised": raised}}
     return bug(signature, verdict="compile_error", detail=detail, culprit=culprit)
@@ -40,14 +40,20 @@ def test_errors_at_the_same_frame_of_one_culprit_are_one_finding(store: Store) -
     [
         raising(DTYPE, "TypeError: no such operand", "create"),
         raising(DTYPE, SAID.format(1, 16), proved=False),
+        raising(DTYPE, SAID.format(1, 16), "create", proved=None),
         raising(f"{PLACE}_more:dtype", SAID.format(1, 16)),
         bug(DTYPE, detail=SAID.format(1, 16)),
     ],
-    ids=["another error", "unproved", "another culprit", "wrong values"],
+    ids=["another error", "refuted", "neither proved nor in the same frame", "another culprit", "wrong values"],
 )
 def test_other_errors_stay_apart(store: Store, other: dict[str, Any]) -> None:
     assert hit(store, raising(SIZE, SAID.format(1, 16))) == "F1"
     assert hit(store, other) == "F2"
+
+
+def test_an_error_whose_proof_another_fault_hides_is_the_same_where_frame_and_message_are(store: Store) -> None:
+    assert hit(store, raising(SIZE, SAID.format(1, 16))) == "F1"
+    assert hit(store, raising(DTYPE, SAID.format(2, 4), proved=None)) == "F1"
 
 
 def test_a_message_that_says_nothing_decides_nothing(store: Store) -> None:
