@@ -56,24 +56,25 @@ def parse_fingerprint(signature: str) -> str | None:
 
 
 # What is the matter with a result, where one place in the compiler is one bug whatever change of the program avoids it.
-SHARING, LAYOUT, LOST, MADE = "sharing", "layout", "nonfinite lost", "nonfinite made"
+SHARING, LAYOUT, DTYPE = "sharing", "layout", "dtype"
+LOST, MADE = "nonfinite lost", "nonfinite made"
 
 
 def find_symptom(verdict: str, outputs: Iterable[OutputJson], details: DetailsJson) -> str | None:
     """The fingerprint of a bug that its symptom settles; None where the cause has to be found.
 
-    Memory that is shared otherwise, results of other strides, and NaN or infinity lost or made among elements that are
-    right: a place that does so is at fault once, and several changes of a program keep it from doing so. ``details``
-    are the culprit's: where a rewrite moves no value and has results share memory, a later write makes values wrong,
-    and where a view is at fault through which was written, a copy anywhere makes them right.
+    Memory that is shared otherwise, results of other strides or another dtype, and NaN or infinity lost or made among
+    elements that are right: a place that does so is at fault once, and several changes of a program keep it from doing
+    so. ``details`` are the culprit's: where a rewrite moves no value and has results share memory, a later write makes
+    values wrong, and where a view is at fault through which was written, a copy anywhere makes them right.
     """
     shares = details.get("shares") or details.get("written through")
     if verdict == Verdict.ALIASING or (shares and Verdict(verdict).kind == "values"):
         return SHARING
     wrong = [output for output in outputs if output.get("finding") not in (None, *AGREEING)]
     findings = {output.get("finding") for output in wrong}
-    if verdict == Verdict.METADATA and findings == {"stride"}:
-        return LAYOUT
+    if verdict == Verdict.METADATA and len(findings) == 1:
+        return {"stride": LAYOUT, "dtype": DTYPE}.get(findings.pop() or "")
     if verdict != Verdict.NONFINITE or findings != {"nonfinite"} or not all(map(_is_right_elsewhere, wrong)):
         return None
     worst = [output.get("at") or {} for output in wrong]

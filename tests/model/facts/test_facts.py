@@ -161,8 +161,11 @@ def test_the_passes_of_the_table_exist():
 def test_the_settings_of_the_table_exist_and_what_they_switch_off_too():
     assert [name for name in settings() if name not in config._config] == []
     from fuzzcompile.compiler.rule_catalogue import list_known_rules
+    from fuzzcompile.diagnosis.kernels.code_generators import CPP
 
-    assert absent(facts().settings.switching_off, (row.name for row in list_known_rules(torch.device("cpu")))) == []
+    rules = [row.name for row in list_known_rules(torch.device("cpu"))]
+    besides = [facts().places.index_propagation.partition(":")[2].partition(".")[0], *CPP.strict.values()]
+    assert absent(facts().settings.switching_off, [*rules, *besides]) == []
 
 
 @has_own_table
