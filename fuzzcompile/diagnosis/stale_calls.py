@@ -7,6 +7,7 @@ then no guard noticed the change: no tolerance is needed to tell such a graph fr
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,9 +23,10 @@ from fuzzcompile.diagnosis.decision import Decision
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.contract import COMPILE
 from fuzzcompile.model.culprit_contract import DetailsJson
+from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.model.facts import UnsafeSetting, facts
 from fuzzcompile.model.stages import DYNAMO, RUNTIME, find_file_stage
-from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.model.verdicts import AGREEING, Verdict
 from fuzzcompile.run.call_state import CallState, FactKind, StateFact
 
 # Changed facts that a report lists.
@@ -48,6 +50,7 @@ _NOTICE: dict[FactKind, tuple[str, ...]] = {
 _OF_PRESENCE = ("HASATTR", "DICT_CONTAINS", "DICT_NOT_CONTAINS", "NOT_PRESENT_IN_GENERIC_DICT", "DICT_KEYS_MATCH")
 _OF_ORDER = ("DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK", "DICT_VERSION")
 _OF_MODES = ("GLOBAL_STATE", "GRAD_MODE", "DEFAULT_DEVICE", "DETERMINISTIC_ALGORITHMS", "TORCH_FUNCTION_STATE")
+_ONE_OF_A_FRAME = "GRAD_MODE"
 # A guard that dynamo asks for under this name makes a check of one of three kinds, by the value.
 _BY_VALUE = "CONSTANT_MATCH"
 # Parts of the names of guards that are no part of a user's.
@@ -58,10 +61,14 @@ _RESET = "torch.compiler.reset() before a call after such a change"
 
 @dataclass(frozen=True)
 class Attempt:
-    """The calls of a program under one change of its compile: whether they are right, and what was recorded."""
+    """The calls of a program under one change of its compile: whether they are right, and what was recorded.
+
+    ``wrong`` is the number of the first wrong call, from 1, where it is known.
+    """
 
     right: bool
     ledger: Ledger
+    wrong: int | None = None
 
 
 Compile = Callable[[Sequence[CompileChange]], Attempt]
@@ -91,7 +98,10 @@ def find_stale_call(experiments: Experiments, decision: Decision) -> StaleCall |
     def attempt(changes: Sequence[CompileChange]) -> Attempt:
         trial = experiments.trial(replace(experiments.how.under(*changes), record=False))
         judgement = trial.judgement
-        return Attempt(not judgement.verdict.is_bug and not judgement.suspicious, trial.ledger)
+        apart = (comparison.name for comparison in judgement.comparisons if comparison.finding not in AGREEING)
+        calls = [call for name in apart if (call := ObservableName.parse(name).call) is not None]
+        right = not judgement.verdict.is_bug and not judgement.suspicious
+        return Attempt(right, trial.ledger, min(calls) + 1 if calls else None)
 
     return explain_stale_call(attempt, decision)
 
@@ -105,7 +115,7 @@ def explain_stale_call(attempt: Compile, decision: Decision) -> StaleCall | None
     anew, sizes = CompiledAnew(), CompiledAnew(dynamic=True)
     first = attempt([anew])
     calls, guards = first.ledger.calls, [guard for guard in first.ledger.guards if guard.call == 1]
-    if len(calls) < 2 or not first.right:
+    if len(calls) < 2 or not first.right or _is_traced_for_itself(attempt([CompiledAnew(())])):
         return None
     changes = _list_changes(calls)
     ablations = [Ablation(anew.text, True, None)]
@@ -134,6 +144,16 @@ def explain_stale_call(attempt: Compile, decision: Decision) -> StaleCall | None
     told = f"{why}; what changed in between: {'; '.join(culprit.details['between_calls']) or 'nothing that it reaches'}"
     stale = StaleCall(replace(decision, verdict=Verdict.STALE, detail=told), attribution)
     return _allow_setting(attempt, stale) or stale
+
+
+def _is_traced_for_itself(usual: Attempt) -> bool:
+    """Return whether the wrong call traces all that the first did, so that no graph of an earlier one runs in it.
+
+    So must each later call where it is not known which of them is wrong.
+    """
+    traced = Counter(guard.call for guard in usual.ledger.guards if guard.kind == _ONE_OF_A_FRAME)
+    later = range(2, len(usual.ledger.calls) + 1) if usual.wrong is None else [usual.wrong]
+    return traced[1] > 0 and all(traced[call] >= traced[1] for call in later)
 
 
 def explain_cached_graph(attempt: CachedCompile, decision: Decision, hit: Sequence[GraphCache]) -> StaleCall | None:

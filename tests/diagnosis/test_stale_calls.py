@@ -185,3 +185,33 @@ def test_a_weight_that_changes_once_it_is_frozen_is_stale_by_design(write_case):
     assert (report["verdict"], report["is_bug"], report["severity"]) == ("by_design", False, "by_design")
     assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("freezing", "freezing", True)
     assert "can no longer be updated" in culprit["details"]["design"]
+
+
+TRACED_AGAIN = """
+import torch
+
+DYNAMIC = True
+
+
+class Attention(torch.nn.Module):
+    def forward(self, q, k, v):
+        q, k, v = q.permute(0, 2, 1, 3), k.permute(0, 2, 1, 3), v.permute(0, 2, 1, 3)
+        weights = ((q @ k.transpose(-2, -1)) / 1.4142).float().softmax(-1).to(torch.float16)
+        return weights @ v.to(weights.dtype)
+
+
+CALLS = [tuple(torch.randn(*sizes, 4, 2) for _ in range(3)) for sizes in ((2, 1), (4, 18))]
+
+
+def make():
+    torch.manual_seed(0)
+    return Attention().eval(), tuple(torch.randn(1, 13, 4, 2) for _ in range(3))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the rewrite is right on others")
+def test_a_graph_that_was_traced_for_the_wrong_call_itself_is_not_stale(write_case):
+    """What the calls before left open makes it another graph than a fresh compile of that call."""
+    report = judge(write_case, TRACED_AGAIN)
+    assert (report["verdict"], report["culprit"]["stage"]) == ("metadata", "joint_graph")
