@@ -24,6 +24,7 @@ from fuzzcompile.model.stages import LOWERING, PARTITION
 from fuzzcompile.model.verdicts import Verdict
 
 _MAX_SIBLINGS = 12
+_NO_VIEW = "view size is not compatible"  # says ATen of a layout that the lowering of a view copies
 _MAX_CONTRIBUTORS = 8
 
 
@@ -59,7 +60,8 @@ def list_rewrites_on(divergence: Divergence, ground: Ground) -> list[Suspect]:
             found = [*raised, *([] if failing.rewrite in MANDATORY else [failing])]
     elif ground in (Ground.MOVED, Ground.REFUSED):
         ranked = rank_suspects(steps, visible_forms(trial))
-        refused = [step for step in ranked if step.raised and trial.observation.failure is None]
+        compiled = trial.observation.failure is None
+        refused = [step for step in ranked if compiled and _NO_VIEW in (step.raised or "")]
         found = refused if ground is Ground.REFUSED else [step for step in ranked if step not in refused]
     elif ground is Ground.RANDOM:
         # Where eager draws nothing at all (dropout in eval), a rewrite that draws is at fault all the same.

@@ -15,15 +15,10 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
+from fuzzcompile.compiler import graph_breaks
 from fuzzcompile.compiler.compile_changes import BypassedNodes, GraphBreak, TracingSettings
 from fuzzcompile.compiler.functional_run import SEEDS, NodeRun, find_lossy_views, load_functional_tools, run_eagerly
-from fuzzcompile.compiler.graph_breaks import (
-    find_call_name,
-    find_captured_calls,
-    find_handler,
-    find_numpy_name,
-    resolve_call,
-)
+from fuzzcompile.compiler.graph_breaks import find_call_name, find_captured_calls, find_handler, resolve_call
 from fuzzcompile.compiler.graph_replay import list_drawing_nodes, list_random_calls
 from fuzzcompile.compiler.kernels.kernel_loops import find_definition
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
@@ -113,7 +108,9 @@ def _find_branch(divergence: Divergence) -> Iterator[Found]:
         anywhere = {name for name, _ in captured}
         telling = next((name for name in ours if name not in anywhere), (*theirs, *ours)[0])
         calling = [node for node in snapshot.graph.nodes if node.name in names]
-        telling = next(filter(None, map(find_numpy_name, calling)), telling)  # NumPy itself calls no operators
+        telling = next(
+            filter(None, map(graph_breaks.find_numpy_name, calling)), telling
+        )  # NumPy itself calls no operators
         place, where = _find_module(calling[0]) if calling else (None, None), find_location(calling[:1])
         nodes, site = tuple(dict.fromkeys(node for _, node in alone)), None if where is None else f"{where} #1"
         culprit = Culprit.from_operator(DYNAMO, telling, place, nodes=nodes, site=site)
@@ -363,15 +360,15 @@ def _find_raising(divergence: Divergence) -> Iterator[Found]:
 def _find_effects_alone(divergence: Divergence) -> Iterator[Found]:
     """Calls of dynamo's graph for what they do besides: they call no operator, and nothing takes their results."""
     for captured in ways.iter_captured(divergence.trial.ledger):
-        snapshot = captured.record.snapshots[-1]
-        run = run_eagerly(snapshot, captured.inputs, double=False)
-        calls = (node for node in snapshot.graph.nodes if node.op == "call_function" and not node.users)
-        for node in (node for node in calls if not run.operators.get(node.name)):
+        run = run_eagerly(captured.record.snapshots[-1], captured.inputs, double=False)
+        calls = (node for node in captured.record.snapshots[-1].graph.nodes if node.op == "call_function")
+        for node in (node for node in calls if not node.users and not run.operators.get(node.name)):
             at, name = find_location([node]), _name_call(node)
-            culprit = Culprit(FUNCTIONALIZATION, None, name, name.rpartition(".")[2], (node.name,), site=at)
-            broken = tuple(find_captured_calls(divergence.trial.ledger, at, culprit.nodes).items())
+            broken = find_captured_calls(divergence.trial.ledger, at, (node.name,))
             if broken:  # dynamo cannot break at Python's own functions
-                yield Found(replace(culprit, details={"kind": "lost", "call": name}), GraphBreak(broken))
+                details, family = DetailsJson(kind="lost", call=name), name.rpartition(".")[2]
+                culprit = Culprit(FUNCTIONALIZATION, None, name, family, (node.name,), site=at, details=details)
+                yield Found(culprit, GraphBreak(tuple(broken.items())))
 
 
 def _find_lost_draws(divergence: Divergence) -> Iterator[Found]:

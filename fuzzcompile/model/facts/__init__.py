@@ -8,13 +8,13 @@ import importlib.resources
 import re
 import tomllib
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from packaging.version import Version
 
 from fuzzcompile.model.errors import FuzzcompileError
-from fuzzcompile.model.stages import DYNAMO, POST_GRAD, PRE_GRAD, STAGES
+from fuzzcompile.model.stages import POST_GRAD, PRE_GRAD, STAGES
 from fuzzcompile.model.versions import installed_torch
 
 StageName = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(STAGES)})$")]
@@ -247,8 +247,8 @@ class UnsafeSetting(FactTable, frozen=True):
     safe: object  # the value that has the guards made
     why: str  # what is not noticed
     source: str  # where torch says so
-    config: Literal["dynamo", "inductor"] = "dynamo"
-    stage: str = DYNAMO  # of the compiler that then relies on what may change
+    stage: str  # of the compiler that then relies on what may change
+    config: str  # short name of the config
 
 
 Minor = tuple[int, int]

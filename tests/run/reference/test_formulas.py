@@ -79,6 +79,9 @@ CALLS = {
     **{name: [
         lambda name=name: getattr(aten, name)(X, [1]), lambda name=name: getattr(aten, name)(X, [0, 1], True),
     ] for name in ("sum", "mean", "amax", "amin")},
+    **{name: [
+        lambda name=name: getattr(aten, name)(X), lambda name=name: getattr(aten, name)(X, 1, True),
+    ] for name in ("argmax", "argmin")},
     "prod": [lambda: aten.prod(X, 1), lambda: aten.prod(X)],
     "any": [lambda: aten.any(TRUE, 1), lambda: aten.any(TRUE)],
     "all": [lambda: aten.all(TRUE, 1), lambda: aten.all(TRUE)],
