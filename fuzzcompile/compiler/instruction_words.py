@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -102,17 +102,15 @@ def _name_operator(instruction: Any) -> str:
 
 def _name_callee(variable: Any) -> str:
     """The name of what dynamo calls; empty for none."""
+    return next((name for name in _iterate_names(variable) if isinstance(name, str)), "")
+
+
+def _iterate_names(variable: Any) -> Iterator[object]:
     for attribute in ("fn", "value", "_fn"):
-        name = getattr(_read(variable, attribute), "__name__", None)
-        if isinstance(name, str):
-            return name
-    for method in ("peek_value", "get_name"):  # of what nothing has been done to, of a function made while tracing
-        found = _call(variable, method)
-        name = found if method == "get_name" else getattr(found, "__name__", None)
-        if isinstance(name, str):
-            return name
-    name = _read(variable, "name")  # of a method that is not looked up yet
-    return name if isinstance(name, str) else ""
+        yield getattr(_read(variable, attribute), "__name__", None)
+    yield getattr(_call(variable, "peek_value"), "__name__", None)  # of what nothing has been done to
+    yield _call(variable, "get_name")  # of a function made while tracing
+    yield _read(variable, "name")  # of a method that is not looked up yet
 
 
 def _name_type(variable: Any) -> str:

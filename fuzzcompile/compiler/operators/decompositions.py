@@ -161,6 +161,11 @@ def get_operator_family(name: str) -> str:
     return short[:-1] if short.endswith("_") and not short.endswith("__") else short
 
 
+def is_mutating(operator: object) -> bool:
+    """Return whether an operator writes to an argument; what has no schema does not."""
+    return bool(getattr(getattr(operator, "_schema", None), "is_mutable", False))
+
+
 @dataclass(frozen=True)
 class ChosenOperators:
     """Operators that a compile treats in another way, by their names, and the ledger of the compile.

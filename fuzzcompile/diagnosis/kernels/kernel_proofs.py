@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import torch
-
 from fuzzcompile.compiler.compile_changes import CompileChange, CompilerFlags, InductorSettings, Lowered
 from fuzzcompile.compiler.kernels import compiler_flags
 from fuzzcompile.compiler.kernels.kernel_loops import check_dependences, find_definition, reads_what_it_writes
@@ -19,7 +17,7 @@ from fuzzcompile.compiler.kernels.lowering_control import (
     get_operator_name,
     parse_operator,
 )
-from fuzzcompile.compiler.operators.decompositions import get_operator_family
+from fuzzcompile.compiler.operators.decompositions import get_operator_family, is_mutating
 from fuzzcompile.compiler.watch.ledger import LoweringFailure
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Divergence
 from fuzzcompile.diagnosis.kernels.code_generators import LOOPS, CodeGenerator, CodeSource
@@ -118,11 +116,10 @@ def prove_inlining(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
 
 def _find_writing_code(wrong: LoweredStep) -> CodeSource:
     """The lowering of the operator that writes in place in a kernel, or what all writes go through where it copies."""
-    found = map(wrong.lowered.find_node, wrong.kernel.nodes if wrong.kernel is not None else ())
-    called = [node.target for node in found if node is not None and isinstance(node.target, torch._ops.OpOverload)]
-    for target in called:
-        if target._schema.is_mutable and target._opname != "copy_":
-            return CodeSource(get_operator_name(target), *find_lowering_source(target))
+    for node in map(wrong.lowered.find_node, wrong.kernel.nodes if wrong.kernel is not None else ()):
+        name = get_operator_name(node.target) if node is not None and is_mutating(node.target) else ""
+        if node is not None and name and get_operator_family(name) != "copy":
+            return CodeSource(name, *find_lowering_source(node.target))
     return CodeSource("in-place write", *find_definition(facts().places.write_in_place))
 
 

@@ -218,8 +218,8 @@ class Codegen(Stage):
         for step in {id(step): step for step in _list_steps(suspects)}.values():
             if step.failed is not None:
                 return proofs.prove_failure(ablator, step, self.name)
-            proofs_of_it = (proofs.prove_order, proofs.prove_propagation, proofs.prove_compiler, _prove_kernel)
-            named = next((found for prove in proofs_of_it if (found := prove(ablator, step)) is not None), None)
+            before_code = proofs.prove_order(ablator, step) or proofs.prove_propagation(ablator, step)
+            named = before_code or proofs.prove_compiler(ablator, step) or _prove_kernel(ablator, step)
             if named is not None:
                 return named
         return None
@@ -421,7 +421,6 @@ class Runtime(Stage):
 # Programs that raise by themselves: a setting that repairs them, or the statement at which they fail.
 
 # A program that reads what it has not, or unpacks other inputs than it gets: no operator of the user's raises these.
-_CHECKS = "checks"  # of what the user's program asserts, or of what the compiler assumed
 _OWN_ERRORS = ("NameError", "UnboundLocalError")
 _NO_PYTHON = ("SyntaxError", "IndentationError")
 _SPELLED = re.compile(r"torch\.ops\.([\w.]+)\(")
@@ -441,25 +440,32 @@ def prove_flawed_program(ablator: Ablator) -> Attribution | None:
         return None
     if failure.type_name in _NO_PYTHON and statement is not None:
         return _name_unparsed(ablator, failure.stage or CODEGEN, statement)
+    if statement is not None and statement.startswith("raise "):
+        return _prove_check(ablator, statement)
     unpacks = failure.type_name == "ValueError" and "values to unpack" in failure.message
-    checks = statement is not None and statement.startswith("raise ")
-    unpacks = unpacks and statement is not None and statement.endswith("= args")
-    if failure.type_name not in _OWN_ERRORS and not unpacks and not checks:
+    if failure.type_name not in _OWN_ERRORS and not (unpacks and statement and statement.endswith("= args")):
         statement = None
     # The scheduler's decisions may contradict the planning of memory.
     planning = any(function in facts().errors.planning for _, _, function in failure.raised)
     if statement is None and not planning:
         return None
     shown: DetailsJson = {"statement": statement or ""}
-    for name, decision in facts().decisions.items():
-        if (name == _CHECKS) is checks and ablator.attempt_under(InductorSettings(decision.without, needs_code=True))[
-            1
-        ]:
+    for decision in facts().decisions.values():
+        if ablator.attempt_under(InductorSettings(decision.without, needs_code=True))[1]:
             place, details = find_definition(decision.place), DetailsJson() if statement is None else shown
             culprit = Culprit(decision.stage, None, decision.name, decision.name, (), *place, necessary=True)
             return Attribution(replace(culprit, details=details))
     unnamed = Culprit(CODEGEN, None, None, UNKNOWN, confidence="low", details=shown)
     return Attribution(unnamed) if statement is not None else None
+
+
+def _prove_check(ablator: Ablator, statement: str) -> Attribution | None:
+    """The check that the program makes, of what its user asserts or the compiler assumed, if it is right without."""
+    name = "AssertScalar"
+    if not ablator.attempt_under(InductorSettings(facts().settings.switching_off[name], needs_code=True))[1]:
+        return None
+    place = find_definition(facts().places.scalar_check)
+    return Attribution(Culprit(CODEGEN, None, name, name, (), *place, necessary=True, details={"statement": statement}))
 
 
 def _name_unparsed(ablator: Ablator, stage: str, statement: str) -> Attribution:

@@ -15,13 +15,18 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
-from fuzzcompile.compiler import graph_breaks
 from fuzzcompile.compiler.compile_changes import BypassedNodes, GraphBreak, TracingSettings
 from fuzzcompile.compiler.functional_run import SEEDS, NodeRun, find_lossy_views, load_functional_tools, run_eagerly
-from fuzzcompile.compiler.graph_breaks import find_call_name, find_captured_calls, find_handler, resolve_call
+from fuzzcompile.compiler.graph_breaks import (
+    find_call_name,
+    find_captured_calls,
+    find_handler,
+    find_numpy_name,
+    resolve_call,
+)
 from fuzzcompile.compiler.graph_replay import list_drawing_nodes, list_random_calls
 from fuzzcompile.compiler.kernels.kernel_loops import find_definition
-from fuzzcompile.compiler.operators.decompositions import get_operator_family
+from fuzzcompile.compiler.operators.decompositions import get_operator_family, is_mutating
 from fuzzcompile.compiler.operators.operator_crossref import (
     ComparedCall,
     compare_paths,
@@ -108,9 +113,8 @@ def _find_branch(divergence: Divergence) -> Iterator[Found]:
         anywhere = {name for name, _ in captured}
         telling = next((name for name in ours if name not in anywhere), (*theirs, *ours)[0])
         calling = [node for node in snapshot.graph.nodes if node.name in names]
-        telling = next(
-            filter(None, map(graph_breaks.find_numpy_name, calling)), telling
-        )  # NumPy itself calls no operators
+        # NumPy itself calls no operators.
+        telling = next(filter(None, map(find_numpy_name, calling)), telling)
         place, where = _find_module(calling[0]) if calling else (None, None), find_location(calling[:1])
         nodes, site = tuple(dict.fromkeys(node for _, node in alone)), None if where is None else f"{where} #1"
         culprit = Culprit.from_operator(DYNAMO, telling, place, nodes=nodes, site=site)
@@ -551,7 +555,7 @@ def _word_functional(
         node = next((each for each in reversed(earlier) if _is_written(each, plain)), node)
     named = node if through is None else through[1]
     operators = plain.operators.get(named.name, []) if named is not None else []
-    operator = next((op for op in operators if _writes(op)), operators[-1] if operators else None)
+    operator = next((op for op in operators if is_mutating(op)), operators[-1] if operators else None)
     details: DetailsJson = {
         "kind": "values" if parting.step is not None else "alias",
         "differs": parting.pair.at,
@@ -571,7 +575,7 @@ def _word_functional(
 
 
 def _is_written(node: fx.Node, run: NodeRun) -> bool:
-    return any(_writes(operator) for operator in run.operators.get(node.name, ()))
+    return any(is_mutating(operator) for operator in run.operators.get(node.name, ()))
 
 
 def _is_hollow(node: fx.Node, run: NodeRun, hollow: Collection[fx.Node]) -> bool:
@@ -580,11 +584,7 @@ def _is_hollow(node: fx.Node, run: NodeRun, hollow: Collection[fx.Node]) -> bool
     if any(get_operator_family(str(operator)) in facts().operators.uninitialised for operator in called):
         return True
     views = called and all(operator._schema.returns and operator._schema.returns[0].alias_info for operator in called)
-    return bool(views) and not any(map(_writes, called)) and bool(node.args) and node.args[0] in hollow
-
-
-def _writes(operator: Any) -> bool:
-    return bool(getattr(getattr(operator, "_schema", None), "is_mutable", False))
+    return bool(views) and not any(map(is_mutating, called)) and bool(node.args) and node.args[0] in hollow
 
 
 AOT_AUTOGRAD = (

@@ -198,6 +198,7 @@ class CodePlaces(FactTable, frozen=True):
 
     fusion_decision: str
     write_in_place: str
+    scalar_check: str
     index_propagation: str
     program_results: str
     graph_recording: str

@@ -34,6 +34,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*Overriding a previously regist
 CPU = torch.device("cpu")
 WriteCase = Callable[..., Path]
 
+
+def judge(write_case: WriteCase, source: str) -> dict[str, Any]:
+    return triage(load_case(write_case(source)), CPU).to_json()
+
+
 TRAINED = """
 import torch
 
@@ -59,7 +64,7 @@ def test_a_copy_of_a_tangent_that_loses_values_is_named_proved_and_worked_around
         return copied if copied is x else copied.index_fill(0, torch.tensor([1]), 0.0)
 
     monkeypatch.setattr(wrappers, aot_autograd.PLACE[1], loses_a_row)
-    report = triage(load_case(write_case(TRAINED)), CPU).to_json()
+    report = judge(write_case, TRAINED)
     culprit = report["culprit"]
     assert (report["verdict"], report["confidence"]) == ("wrong_gradient", "high")
     assert (culprit["stage"], culprit["family"], culprit["necessary"]) == ("functionalization", "tangent", True)
@@ -69,7 +74,7 @@ def test_a_copy_of_a_tangent_that_loses_values_is_named_proved_and_worked_around
 
 
 def test_a_tangent_copied_into_another_layout_keeps_a_case_clean(write_case: WriteCase):
-    report = triage(load_case(write_case(TRAINED)), CPU).to_json()
+    report = judge(write_case, TRAINED)
     assert report["verdict"] in ("equal", "rounding")
     assert report["culprit"] is None
 
@@ -98,7 +103,7 @@ def test_what_aotautograd_says_of_inputs_is_named_where_a_run_contradicts_it(
 ):
     module = importlib.import_module(aot_autograd.SOURCE.removesuffix(".py").replace("/", "."))
     monkeypatch.setattr(module, function, lambda *_: answer)
-    report = triage(load_case(write_case(ANALYSED.format(body=body))), CPU).to_json()
+    report = judge(write_case, ANALYSED.format(body=body))
     culprit = report["culprit"]
     assert report["is_bug"]
     assert (culprit["stage"], culprit["source"]) == ("functionalization", aot_autograd.SOURCE)
@@ -213,7 +218,7 @@ def test_a_write_that_draws_other_numbers_once_it_is_functional_is_proved_by_lea
         "exponential", lambda x, rate=1.0, *, generator=None: torch.empty_like(x).exponential_(rate) + 1, "CPU"
     )
     try:
-        report = triage(load_case(write_case(DRAWN)), CPU).to_json()
+        report = judge(write_case, DRAWN)
     finally:
         library._destroy()
     culprit = report["culprit"]
@@ -248,7 +253,7 @@ def test_a_traced_call_that_draws_one_number_more_is_found_by_the_state_that_it_
     monkeypatch.setitem(call.py_kernels, torch._C.DispatchKey.CompositeImplicitAutograd, draws_more)
     call._dispatch_cache.clear()
     try:
-        report = triage(load_case(write_case(DREW_ONE_MORE)), CPU).to_json()
+        report = judge(write_case, DREW_ONE_MORE)
     finally:
         call._dispatch_cache.clear()
     culprit = report["culprit"]
@@ -256,10 +261,6 @@ def test_a_traced_call_that_draws_one_number_more_is_found_by_the_state_that_it_
     assert report["evidence"]["outputs"][-1]["name"] == "random state after the call"
     assert (culprit["stage"], culprit["family"], culprit["necessary"]) == ("decomposition", "feature_dropout", True)
     assert culprit["details"]["kind"] == "numbers"
-
-
-def judge(write_case: WriteCase, source: str) -> dict[str, Any]:
-    return triage(load_case(write_case(source)), CPU).to_json()
 
 
 SEEDED = """

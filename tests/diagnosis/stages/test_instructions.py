@@ -18,6 +18,7 @@ from fuzzcompile.compiler.watch.torch_patch import install_patches
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.programs.casefiles.case_module import load_case
 
+PUBLIC = Path(__file__).parents[2] / "public_issues"
 ONLY_HERE = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the plants are of torch 2.13")
 
 
@@ -249,25 +250,8 @@ def test_python_of_a_later_call_is_looked_at_too(write_case: Callable[..., Path]
     assert (culprit["rewrite"], culprit["necessary"]) == ("is_grad_enabled()", True)
 
 
-MISSING = """
-import torch
-
-def program(x):
-    def has(kind, name):
-        try:
-            getattr(kind, name)
-        except AttributeError:
-            return False
-        return True
-
-    return x.sin() if has(float, "no_such_name") else x.cos()
-
-def make():
-    return program, (torch.ones(3),)
-"""
-
-
 @ONLY_HERE
-def test_a_builtin_that_nothing_has_been_done_to_goes_by_its_name(write_case: Callable[..., Path]):
-    culprit = triage(load_case(write_case(MISSING)), torch.device("cpu")).to_json()["culprit"]
+def test_a_builtin_that_nothing_has_been_done_to_goes_by_its_name():
+    case = PUBLIC / "bugs" / "issue_198197_getattr_of_builtin_type.py"
+    culprit = triage(load_case(case), torch.device("cpu")).to_json()["culprit"]
     assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("dynamo", "getattr(type, str)", True)

@@ -164,7 +164,8 @@ def test_the_settings_of_the_table_exist_and_what_they_switch_off_too():
     from fuzzcompile.diagnosis.kernels.code_generators import CPP
 
     rules = [row.name for row in list_known_rules(torch.device("cpu"))]
-    besides = [facts().places.index_propagation.partition(":")[2].partition(".")[0], *CPP.strict.values()]
+    places = (facts().places.index_propagation, facts().places.scalar_check)
+    besides = [*(place.partition(":")[2].partition(".")[0] for place in places), *CPP.strict.values()]
     assert absent(facts().settings.switching_off, [*rules, *besides]) == []
 
 
