@@ -11,7 +11,7 @@ from fuzzcompile.compiler.compile_changes import Backend
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution
 from fuzzcompile.diagnosis.kernels.kernel_proofs import prove_templates, search_behind_graphs
 from fuzzcompile.diagnosis.operators import operator_ways as operators
-from fuzzcompile.diagnosis.stages import backend_stages, graph_ways, tracing_ways
+from fuzzcompile.diagnosis.stages import autograd_ways, backend_stages, graph_ways, tracing_ways
 from fuzzcompile.diagnosis.stages.compiling_branches import prove_compiling_branch
 from fuzzcompile.diagnosis.stages.graph_passes import Ground, RewritingStage, prove_marking_rewrite, prove_rewrites
 from fuzzcompile.diagnosis.stages.instruction_ways import prove_instruction
@@ -26,7 +26,7 @@ DYNAMO = SideBySide(
     cleared_by=CAPTURE_ONLY,
 )
 FUNCTIONALIZATION = SideBySide(
-    stages.FUNCTIONALIZATION, (_LOST, *tracing_ways.AOT_AUTOGRAD, _OPERATORS, _KERNELS), Backend("aot_eager")
+    stages.FUNCTIONALIZATION, (_LOST, *autograd_ways.AOT_AUTOGRAD, _OPERATORS, _KERNELS), Backend("aot_eager")
 )
 DECOMPOSITION = SideBySide(stages.DECOMPOSITION, (_OPERATORS, _KERNELS, graph_ways.GRAPHS))
 FAKE_TENSOR = SideBySide(stages.FAKE_TENSOR, (_OPERATORS, graph_ways.METADATA))
@@ -107,7 +107,7 @@ ORDER: tuple[SearchStep, ...] = (
         if ground not in (Ground.SHARED_MEMORY, Ground.REFUSED)
     ),
     SearchStep(Shows.IN_PROGRAM, backend_stages.prove_flawed_program),
-    SearchStep(Shows.CERTAINLY, tracing_ways.prove_raising_copy),
+    SearchStep(Shows.CERTAINLY, autograd_ways.prove_raising_copy),
     # Of a kernel that is wrong on some layouts, whatever agrees with it or not would be blamed.
     SearchStep(Shows.CERTAINLY, operators.prove_kernels),
     # Code that is generated for a wrong dtype or layout is wrong code: this comes before any search behind the graphs.

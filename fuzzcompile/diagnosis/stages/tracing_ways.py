@@ -1,68 +1,45 @@
-"""Ways around capture: a program and dynamo's graphs of it, and what AOTAutograd makes of these."""
+"""Ways around capture: a program, and dynamo's graphs of it."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
-from fuzzcompile.compiler.compile_changes import BypassedNodes, GraphBreak, TracingSettings
-from fuzzcompile.compiler.functional_run import SEEDS, NodeRun, find_lossy_views, load_functional_tools, run_eagerly
-from fuzzcompile.compiler.graph_breaks import (
-    find_call_name,
-    find_captured_calls,
-    find_handler,
-    find_numpy_name,
-    resolve_call,
-)
-from fuzzcompile.compiler.graph_replay import list_drawing_nodes, list_random_calls
+from fuzzcompile.compiler.compile_changes import BypassedNodes, GraphBreak
+from fuzzcompile.compiler.functional_run import run_eagerly
+from fuzzcompile.compiler.graph_breaks import find_handler, find_numpy_name, resolve_call
+from fuzzcompile.compiler.graph_replay import list_random_calls
 from fuzzcompile.compiler.kernels.kernel_loops import find_definition
-from fuzzcompile.compiler.operators.decompositions import get_operator_family, is_mutating
+from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.compiler.operators.operator_crossref import (
-    ComparedCall,
-    compare_paths,
     list_called_operators,
     list_profiled_operators,
     list_traced_paths,
     profile_operators,
 )
-from fuzzcompile.compiler.watch import aot_autograd
-from fuzzcompile.compiler.watch.ledger import Snapshot
-from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS
 from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Divergence
-from fuzzcompile.diagnosis.attribution.steps import find_shared_memory
-from fuzzcompile.diagnosis.operators.operator_ways import (
-    ANOTHER_STATE,
-    Kind,
-    find_difference,
-    find_worst_element,
-    iter_program_lines,
-    measure_outcomes,
-)
-from fuzzcompile.diagnosis.oracle import rounding
+from fuzzcompile.diagnosis.operators.operator_ways import iter_program_lines
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
 from fuzzcompile.diagnosis.stages import ways
-from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY, Found, attempt_backend, prove_at_call
+from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY, Found, attempt_backend
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.evidence import EFFECT, ObservableName
 from fuzzcompile.model.facts import facts
-from fuzzcompile.model.stages import DYNAMO, FUNCTIONALIZATION, JOINT_GRAPH, PRE_GRAD
-from fuzzcompile.model.thresholds import ANOTHER_CALL_ULPS, OTHER_NUMBERS, SEMANTIC_STEP
-from fuzzcompile.model.verdicts import AGREEING, Verdict
+from fuzzcompile.model.stages import DYNAMO
+from fuzzcompile.model.thresholds import ANOTHER_CALL_ULPS
+from fuzzcompile.model.verdicts import AGREEING
 from fuzzcompile.run import runs
 from fuzzcompile.run.case_program import build
-from fuzzcompile.run.tensors import list_significant_strides
 
 __watches_calls__ = True  # its frames stand between a call and the program that makes it
 
@@ -281,319 +258,3 @@ def _prove_effects(ablator: Ablator, found: Found) -> Attribution | None:
 
 
 EFFECTS = ways.Way("what a call leaves in Python objects", _find_effects, _prove_effects)
-
-
-def _find_tangents(divergence: Divergence) -> Iterator[Found]:
-    module, function = aot_autograd.PLACE
-    for tangent in divergence.trial.ledger.changed_tangents:
-        step, source = rounding.relative_change(tangent.before, tangent.after), f"{module.replace('.', '/')}.py"
-        culprit = Culprit(FUNCTIONALIZATION, None, function, "tangent", source=source, line=tangent.line, step=step)
-        details: DetailsJson = {"kind": "tangent", "shape": list(tangent.shape), "strides": list(tangent.strides)}
-        yield Found(replace(culprit, details=details), TracingSettings(facts().aot_autograd.tangent_copy.without))
-
-
-def _find_contradictions(divergence: Divergence) -> Iterator[Found]:
-    grad = divergence.experiments.case.differentiates
-    for captured in ways.iter_captured(divergence.trial.ledger):
-        frame, snapshot = captured.frame, captured.record.snapshots[-1]
-        if frame.analysis is None:
-            continue
-        try:
-            shown = list(aot_autograd.find_contradictions(frame.analysis, snapshot, captured.inputs, grad=grad))
-        except Exception:  # of the program: a graph that does not run by itself contradicts nothing
-            continue
-        if shown:
-            culprit = Culprit(FUNCTIONALIZATION, None, aot_autograd.FUNCTION, "analysis", source=aot_autograd.SOURCE)
-            details: DetailsJson = {"kind": "analysis", "a run shows": shown}
-            culprit = replace(culprit, line=frame.analysis.line, details=details)
-            yield from map(Found, _place_at_writes(culprit, captured) or [culprit])
-
-
-def _place_at_writes(culprit: Culprit, captured: ways.CapturedGraphs) -> list[Culprit]:
-    """The culprit at each call of dynamo's graph that writes to its arguments."""
-    snapshot = captured.record.snapshots[-1]
-    run = run_eagerly(snapshot, captured.inputs, double=False)
-    written = (node for node in snapshot.graph.nodes if _is_written(node, run))
-    placed = ((node, find_location([node])) for node in written)
-    return [replace(culprit, nodes=(node.name,), site=None if at is None else f"{at} #1") for node, at in placed]
-
-
-# Outputs that are views: the runtime makes them anew from what it holds of the tensor that they are views of.
-
-
-def _find_regenerated(divergence: Divergence) -> Iterator[Found]:
-    kinds = (kind for frame in divergence.trial.ledger.frames if frame.analysis for kind, _ in frame.analysis.kinds)
-    if any(kind.startswith("alias_of") for kind in kinds):
-        copy = facts().aot_autograd.alias_copy
-        name, (file, line) = copy.function, find_definition(copy.place)
-        culprit = Culprit(FUNCTIONALIZATION, None, name, name, source=file, line=line, details={"kind": "regenerated"})
-        yield Found(culprit, TracingSettings(copy.without))
-
-
-def _prove_alone(ablator: Ablator, found: Found) -> Attribution | None:
-    """What is found, if the program is right without it; that it is called accuses nothing."""
-    return ways.prove_in_turn(ablator, [found])
-
-
-def prove_raising_copy(ablator: Ablator) -> Attribution | None:
-    """The same function where it raised: without the operators that it fails behind, it may not be called."""
-    failure = ablator.trial.observation.failure
-    raised = {function for _, _, function in failure.raised} if failure is not None else set()
-    found = list(_find_regenerated(ablator)) if facts().aot_autograd.alias_copy.function in raised else []
-    return ways.prove_in_turn(ablator, found)
-
-
-# What AOTAutograd itself raises, by the function that does.
-
-_TRACED_BY = "torch/_functorch/_aot_autograd/"
-
-
-def _find_raising(divergence: Divergence) -> Iterator[Found]:
-    """The function that raises, at each of the writes of the program."""
-    failure = divergence.trial.observation.failure
-    raised = failure.raised if failure is not None else ()
-    named = (frame for frame in raised if frame[0].startswith(_TRACED_BY) and not frame[2].startswith("<"))
-    file, line, function = next(named, (None, None, None))
-    if file is None or function is None:
-        return
-    culprit = Culprit(FUNCTIONALIZATION, None, function, function, source=file, line=line, details={"kind": "raised"})
-    for captured in ways.iter_captured(divergence.trial.ledger):
-        yield from map(Found, _place_at_writes(culprit, captured))
-
-
-def _find_effects_alone(divergence: Divergence) -> Iterator[Found]:
-    """Calls of dynamo's graph for what they do besides: they call no operator, and nothing takes their results."""
-    for captured in ways.iter_captured(divergence.trial.ledger):
-        run = run_eagerly(captured.record.snapshots[-1], captured.inputs, double=False)
-        calls = (node for node in captured.record.snapshots[-1].graph.nodes if node.op == "call_function")
-        for node in (node for node in calls if not node.users and not run.operators.get(node.name)):
-            at, name = find_location([node]), _name_call(node)
-            broken = find_captured_calls(divergence.trial.ledger, at, (node.name,))
-            if broken:  # dynamo cannot break at Python's own functions
-                details, family = DetailsJson(kind="lost", call=name), name.rpartition(".")[2]
-                culprit = Culprit(FUNCTIONALIZATION, None, name, family, (node.name,), site=at, details=details)
-                yield Found(culprit, GraphBreak(tuple(broken.items())))
-
-
-def _find_lost_draws(divergence: Divergence) -> Iterator[Found]:
-    """Random calls of dynamo's graph that are not in the one of operators: what is drawn behind them is another."""
-    for frame in divergence.trial.ledger.frames if divergence.experiments.runs.promises_eager_numbers else ():
-        captured, traced = frame.find_record(PRE_GRAD), frame.find_record(JOINT_GRAPH)
-        if not (captured and traced and captured.snapshots and traced.snapshots):
-            continue
-        calls, left = list_drawing_nodes(captured.snapshots[-1]), list_drawing_nodes(traced.snapshots[0])
-        named = [(_name_call(node), node) for node in calls]
-        families = Counter(name.rpartition(".")[2] for name, _ in named)
-        missing = families - Counter(get_operator_family(str(node.target)) for node in left)
-        for name, node in named if len(left) < len(calls) else ():
-            family = name.rpartition(".")[2]
-            if missing[family]:  # of calls alike, the first is taken for the missing one
-                site, details = find_location([node]), DetailsJson(kind="lost", call=name)
-                culprit = Culprit(FUNCTIONALIZATION, None, name, family, (node.name,), details=details)
-                yield Found(replace(culprit, site=None if site is None else f"{site} #1"))
-                break
-
-
-# Operators that take another path in a compiled program than in eager mode, and give something else on it.
-
-
-def _compare_composites(divergence: Divergence) -> Iterator[ways.Sides[ComparedCall]]:
-    captured = ways.iter_captured(divergence.trial.ledger)
-    yield from (_compare_composites_of(each, divergence) for each in captured)
-
-
-def _compare_composites_of(captured: ways.CapturedGraphs, divergence: Divergence) -> ways.Sides[ComparedCall]:
-    ordinals: Counter[tuple[str, str | None]] = Counter()
-    runs = divergence.experiments.runs
-    others_allowed = runs.draws and not runs.promises_eager_numbers  # other random numbers than eager's
-    grad = captured.frame.find_record(JOINT_GRAPH, "joint") is not None
-
-    def walk(visit: ways.Visit[ComparedCall]) -> None:
-        parted = False
-
-        def judge(call: ComparedCall) -> None:
-            nonlocal parted
-            if not parted and not (call.draws and others_allowed):
-                ordinals[_name_call(call.node), find_location([call.node])] += 1
-                parted = visit(ways.Pair(call, call.eager, call.traced))
-
-        compare_paths(captured.record.snapshots[-1], captured.inputs, judge, grad=grad)
-
-    measure = partial(_measure_paths, divergence.verdict)
-    return ways.Sides(walk, partial(_word_composite, ordinals), measure)
-
-
-def _measure_paths(verdict: Verdict, pair: ways.Pair[ComparedCall]) -> ways.PartedStep[ComparedCall] | None:
-    """Tell two paths that differ in what the verdict is about: strides, dtypes, shared memory, or values."""
-    call, eager, traced = pair.at, pair.at.eager, pair.at.traced
-    if eager.error is not None or len(eager.results) != len(traced.results):
-        return None
-    kinds: list[Kind] = ["shape", "dtype"]
-    kinds += ["stride"] if verdict is Verdict.METADATA else ["alias"] if verdict is Verdict.ALIASING else []
-    for kind in kinds:
-        if (differs := find_difference(kind, eager, traced)) is not None:
-            return ways.PartedStep(pair, kind, None, *differs)
-    if verdict is Verdict.METADATA or not rounding.largest_change(eager.results, traced.results):
-        return None
-    if call.draws:
-        # Other random numbers from one state, or another state behind them, which moves all that follow.
-        step = rounding.largest_change(eager.results[:-1], traced.results[:-1])
-        if step > OTHER_NUMBERS:
-            return ways.PartedStep(pair, "numbers", step, *find_worst_element(eager, traced))
-        same = torch.equal(eager.results[-1], traced.results[-1])
-        return None if same else ways.PartedStep(pair, "numbers", None, *ANOTHER_STATE)
-    exact = call.run_in_float64()
-    return measure_outcomes(pair, eager, traced, exact if all(run.error is None for run in exact) else None)
-
-
-def _word_composite(ordinals: Counter[tuple[str, str | None]], parting: ways.PartedStep[ComparedCall]) -> Found:
-    call = parting.pair.at
-    name, line = _name_call(call.node), find_location([call.node])
-    site = None if line is None else f"{line} #{ordinals[name, line]}"
-    details: DetailsJson = {
-        "kind": parting.kind,
-        "way": "composite",
-        "expected": parting.expected,
-        "got": parting.got,
-        "composite": {
-            "call": name,
-            "eager": call.list_eager_operators(),
-            "compiled": call.traced_operators,
-        },
-    }
-    culprit = Culprit(FUNCTIONALIZATION, None, name, name.rpartition(".")[2], (call.node.name,), site=site)
-    return Found(replace(culprit, step=parting.step, details=details))
-
-
-def _name_call(node: fx.Node) -> str:
-    return find_call_name(node) or str(getattr(node.target, "__name__", node.target))
-
-
-# Dynamo's graph as it is, and functionally, on the same inputs: what it gives back and leaves.
-
-
-def _compare_functional(divergence: Divergence) -> Iterator[ways.Sides[str]]:
-    tools = load_functional_tools()
-    # In a later call inputs may overlap that did not when the graph was made.
-    for captured in ways.iter_captured(divergence.trial.ledger, calls=CAPTURED_CALLS) if tools else ():
-        snapshot, inputs = captured.record.snapshots[-1], captured.inputs
-        for seed in SEEDS if list_drawing_nodes(snapshot) else SEEDS[:1]:
-            for double in (True, False):
-                run = partial(run_eagerly, snapshot, inputs, double=double, seed=seed)
-                plain, functional = run(), run(tools=tools, by_node=False)
-                if plain.error is None and functional.error is None:
-                    word = partial(_word_functional, captured, plain, partial(run, tools=tools))
-                    yield ways.Sides(ways.walk_pairs(_pair_results(plain, functional)), word, _measure_result)
-                    break
-            else:
-                break  # what does not run under one seed runs under none
-
-
-def _pair_results(plain: NodeRun, functional: NodeRun) -> Iterator[ways.Pair[str]]:
-    for what, ours, theirs in (
-        ("output", plain.outputs, functional.outputs),
-        ("input", plain.inputs, functional.inputs),
-    ):
-        for number, (left, right) in enumerate(zip(ours, theirs, strict=False)):
-            yield ways.Pair(f"{what} {number}", left, right)
-    before, after = find_shared_memory(plain), find_shared_memory(functional)
-    for name in before:
-        # AOTAutograd regenerates views of inputs after the call: only memory that outputs share is its graph's.
-        if not any(owner.startswith("input") for owner in (*before[name], *after.get(name, ()))):
-            yield ways.Pair(name, before[name], after.get(name))
-
-
-def _measure_result(pair: ways.Pair[str]) -> ways.PartedStep[str] | None:
-    if isinstance(pair.left, tuple):  # names of what shares the memory
-        return ways.PartedStep(pair, "alias") if pair.left != pair.right else None
-    return ways.measure_values(pair)
-
-
-def _find_lossy_write(snapshot: Snapshot, inputs: Sequence[Any], plain: NodeRun) -> tuple[fx.Node, fx.Node] | None:
-    lossy = find_lossy_views(snapshot, inputs)
-    for node in snapshot.graph.nodes:
-        first = node.args[0] if node.args and _is_written(node, plain) else None
-        for view in first if isinstance(first, (list, tuple)) else [first]:  # `torch._foreach_` writes to a list
-            while isinstance(view, fx.Node):
-                if view.name in lossy:
-                    return node, view
-                view = view.args[0] if view.args else None
-    return None
-
-
-def _find_differing_node(graph: fx.Graph, plain: NodeRun, functional: NodeRun) -> fx.Node | None:
-    """The first node whose value differs or, if one before it has another layout, that one: it is read by memory."""
-    laid_out: fx.Node | None = None
-    hollow: set[fx.Node] = set()  # what holds whatever was in its memory
-    for node in graph.nodes:
-        value, functionally = plain.values.get(node.name), functional.values.get(node.name)
-        if _is_hollow(node, plain, hollow):
-            hollow.add(node)
-            continue
-        if value is None or functionally is None:
-            continue
-        if ways.measure_step(value, functionally) > SEMANTIC_STEP:
-            return laid_out or node
-        if laid_out is None and list_significant_strides(value) != list_significant_strides(functionally):
-            laid_out = node
-    return laid_out
-
-
-def _word_functional(
-    captured: ways.CapturedGraphs, plain: NodeRun, again: Callable[[], NodeRun], parting: ways.PartedStep[str]
-) -> Found:
-    """The write at fault or, where a view loses what is not in it, that view at the place of the write."""
-    snapshot, functional = captured.record.snapshots[-1], again()
-    through = _find_lossy_write(snapshot, captured.inputs, plain)
-    node = read = None if functional.error else _find_differing_node(snapshot.graph, plain, functional)
-    if through is not None:
-        node = through[0]
-    elif node is None or not _is_written(node, plain):
-        # What reads another value is not at fault, but the write before it; the last, if only late views differ.
-        nodes = list(snapshot.graph.nodes)
-        earlier = nodes[: nodes.index(node)] if node is not None else nodes
-        node = next((each for each in reversed(earlier) if _is_written(each, plain)), node)
-    named = node if through is None else through[1]
-    operators = plain.operators.get(named.name, []) if named is not None else []
-    operator = next((op for op in operators if is_mutating(op)), operators[-1] if operators else None)
-    details: DetailsJson = {
-        "kind": "values" if parting.step is not None else "alias",
-        "differs": parting.pair.at,
-        "read": read.name if read is not None else None,
-    }
-    if through is not None:
-        details["written through"] = through[1].name
-    culprit = Culprit.from_operator(FUNCTIONALIZATION, str(operator) if operator is not None else None)
-    if node is not None:
-        culprit = replace(culprit, nodes=(node.name,), site=find_location([node]))
-    written = None if node is None else plain.values.get(node.name)
-    draws = operator is not None and torch.Tag.nondeterministic_seeded in operator.tags
-    if draws and written is not None and not written.is_contiguous():
-        # Whichever draws: numbers are drawn into new memory, and land in its order.
-        culprit = replace(culprit, family="numbers drawn in place")
-    return Found(replace(culprit, step=parting.step, confidence="low", details=details))
-
-
-def _is_written(node: fx.Node, run: NodeRun) -> bool:
-    return any(is_mutating(operator) for operator in run.operators.get(node.name, ()))
-
-
-def _is_hollow(node: fx.Node, run: NodeRun, hollow: Collection[fx.Node]) -> bool:
-    """Return whether a node makes uninitialised memory, or a view of that which is not written to."""
-    called = run.operators.get(node.name, [])
-    if any(get_operator_family(str(operator)) in facts().operators.uninitialised for operator in called):
-        return True
-    views = called and all(operator._schema.returns and operator._schema.returns[0].alias_info for operator in called)
-    return bool(views) and not any(map(is_mutating, called)) and bool(node.args) and node.args[0] in hollow
-
-
-AOT_AUTOGRAD = (
-    ways.Way("outputs that are views", _find_regenerated, _prove_alone, shows=lambda seen: True),
-    ways.Way("what AOTAutograd raises", _find_raising, prove_at_call, attrgetter("trial.observation.failure"), most=3),
-    ways.Way("random calls of a program, and of its operators", _find_lost_draws, prove_at_call),
-    ways.Way("tangents, and their copies", _find_tangents, ways.prove_without),
-    ways.Way("dynamo's graph, and the same without in-place writes", _compare_functional, prove_at_call),
-    ways.Way("calls in eager mode, and as they are traced", _compare_composites, prove_at_call, most=4),
-    ways.Way("AOTAutograd's analysis, and a run", _find_contradictions, prove_at_call, most=3),
-    ways.Way("calls for what they do besides", _find_effects_alone, _prove_alone, most=3),
-)
