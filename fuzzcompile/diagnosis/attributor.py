@@ -52,7 +52,7 @@ from fuzzcompile.diagnosis.stages.stage_table import (
     look_at_sides,
     look_in_order,
 )
-from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY, ClearedBy, attempt_backend
+from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY
 from fuzzcompile.model.contract import AOTI, COMPILE, EXPORT, PATHS
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
@@ -166,7 +166,7 @@ def attribute(ablator: Ablator, *, thorough: bool = False) -> Attribution:
         whole = not (ablator.replays or _has_own_backend(ablator)) and _find_path(ablator) == COMPILE
         for backend in (Backend(name) for name, _ in LADDER if thorough and whole):
             if not tried & {backend.text, backend.workaround}:
-                attempt_backend(ablator, backend)
+                ablator.is_repaired_by(backend, record=False)
     except OutOfTime:
         attribution = attribution or Attribution(find_first_rewrite(ablator), cut_off=True)
     attribution = with_asserted_layout(attribution, ablator.trial)
@@ -241,12 +241,13 @@ def _attribute_by_ladder(ablator: Ablator) -> Attribution:
     """
     path = _find_path(ablator)
     if path != COMPILE:
-        compiled = path == AOTI and attempt_backend(ablator, CompilePath(EXPORT))
+        compiled = path == AOTI and ablator.is_repaired_by(CompilePath(EXPORT), record=False)
         # Of the program as it was captured, dynamo's own capture is run.
         stage, blamed, right = (CODEGEN, AOTI, ()) if compiled else (DYNAMO, EXPORT, (CAPTURE_ONLY,))
         found = _attribute_to_path(ablator, stage, blamed, CompilePath(COMPILE), *right)
         return found or Attribution(Culprit(stage, None, None, UNKNOWN, confidence="low", details={"path": path}))
-    stage = next((name for backend, name in LADDER if not ablator.once(ClearedBy(Backend(backend)))), LOWERING)
+    showing = (name for each, name in LADDER if not ablator.is_repaired_by(Backend(each), record=False))
+    stage = next(showing, LOWERING)
     inductor = Backend("inductor").workaround
     if stage == LOWERING and any(each.repairs for each in ablator.ablations if each.toggle == inductor):
         label = make_backend_label(ablator.experiments.case.settings.backend)
@@ -267,7 +268,7 @@ def _attribute_to_path(ablator: Ablator, stage: str, path: str, *right: CompileC
     wrong = (each.name for each in ablator.trial.judgement.comparisons if each.finding not in AGREEING)
     name, graphs = next(wrong, None), ablator.trial.ledger.exported
     producer = find_producer(graphs[0], name) if name is not None and graphs else None
-    if producer is None or not attempt_backend(ablator, *right):
+    if producer is None or not ablator.is_repaired_by(*right, record=False):
         return None
     family = producer.partition(".")[0]
     details: DetailsJson = {"path": path, "output of": family}

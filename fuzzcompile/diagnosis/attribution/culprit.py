@@ -327,6 +327,17 @@ class Ablator(Divergence):
             how = replace(how, kernels=True, record=True)
         return self.attempt(how, toggle or ", ".join(change.text for change in changes))
 
+    def is_repaired_by(self, *changes: CompileChange, toggle: str = "", record: bool = True) -> bool:
+        """Return whether further changes together repair the divergence; compiled once, however many suspects ask.
+
+        What runs without Inductor needs no ledger: ``record=False``.
+        """
+        toggle = toggle or ", ".join(change.text for change in changes)
+        if toggle not in self._made:
+            how = self.how.under(*changes)
+            self._made[toggle] = self.attempt(how if record else replace(how, record=False), toggle)[1]
+        return bool(self._made[toggle])
+
     def attempt_in_eager(self, change: contextlib.AbstractContextManager[object], toggle: str) -> bool:
         """Return whether a change of eager mode alone, under which its runs are made again, removes the divergence."""
         self._check_time()

@@ -142,7 +142,7 @@ def prove_order(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
 def prove_compiler(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
     """What the compiler of generated code does to it beyond what it says; None if that changes nothing."""
     strict = wrong.generator.strict
-    if not strict or not ablator.attempt_under(CompilerFlags(tuple(strict), "strict flags"))[1]:
+    if not strict or not ablator.is_repaired_by(CompilerFlags(tuple(strict), "strict flags")):
         return None
     named, _ = bisect_candidates(ablator, list(strict), CompilerFlags)
     name = strict[named] if named is not None else "+".join(strict.values())
@@ -154,7 +154,7 @@ def prove_compiler(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
 def prove_propagation(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
     """Constants and indices that are computed while loops are built, of a loop that is wrong before it is code."""
     unfolded = InductorSettings(facts().settings.switching_off["IndexPropagation"], needs_code=True)
-    if not wrong.scheduled or not ablator.attempt_under(unfolded)[1]:
+    if not wrong.scheduled or not ablator.is_repaired_by(unfolded):
         return None
     code = CodeSource("IndexPropagation", *find_definition(facts().places.index_propagation))
     return Attribution(wrong.make_culprit(LOWERING, code, "IndexPropagation", necessary=True))
@@ -162,7 +162,7 @@ def prove_propagation(ablator: Ablator, wrong: LoweredStep) -> Attribution | Non
 
 def is_right_without_vectors(ablator: Ablator, generator: CodeGenerator) -> bool:
     """Return whether the divergence is gone when no loop is vectorised."""
-    return ablator.attempt_under(InductorSettings(generator.scalars, needs_code=True))[1]
+    return ablator.is_repaired_by(InductorSettings(generator.scalars, needs_code=True))
 
 
 def find_right_in_scalars(

@@ -18,7 +18,7 @@ from fuzzcompile.compiler.watch.rule_labels import get_base_name, get_family, is
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Divergence, OutOfTime
 from fuzzcompile.diagnosis.attribution.steps import Form, Step, measure_steps, rank_suspects, select_semantic_steps
 from fuzzcompile.diagnosis.kernels.kernel_proofs import bisect_candidates
-from fuzzcompile.diagnosis.stages.ways import MAX_SUSPECTS, ClearedBy, Stage, Suspect, list_names
+from fuzzcompile.diagnosis.stages.ways import MAX_SUSPECTS, Stage, Suspect, list_names
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.model.stages import LOWERING, PARTITION
 from fuzzcompile.model.verdicts import Verdict
@@ -162,7 +162,7 @@ def prove_marking_rewrite(ablator: Ablator) -> Attribution | None:
 
     Looked for where the graphs are right before Inductor's passes, behind the partition; the last come first.
     """
-    if not ablator.once(ClearedBy(Backend("aot_eager_decomp_partition"))):
+    if not ablator.is_repaired_by(Backend("aot_eager_decomp_partition"), record=False):
         return None
     prover, offered = Prover(ablator), reversed(ablator.trial.ledger.offered)
     own = [label for label in offered if label.stage != PARTITION and label.rewrite not in MANDATORY]

@@ -15,7 +15,7 @@ from fuzzcompile.compiler.instructions import (
 from fuzzcompile.compiler.watch.rule_labels import shorten_file
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit
 from fuzzcompile.diagnosis.stages.tracing_ways import run_calls_eagerly
-from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY, ClearedBy
+from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY
 from fuzzcompile.diagnosis.trials.experiments import run_compiled
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
@@ -34,7 +34,7 @@ def prove_instruction(ablator: Ablator, *, doubts: bool) -> Attribution | None:
     failure = ablator.trial.observation.failure
     # Of an error of dynamo's own, its frames say more.
     observed = failure is None or failure.message.startswith(facts().dynamo.observed)
-    if not observed or ablator.once(ClearedBy(CAPTURE_ONLY)):
+    if not observed or ablator.is_repaired_by(CAPTURE_ONLY, record=False):
         return None
     doubted: Attribution | None = None
     for parted in _find_partings(ablator)[:_TRIED]:

@@ -30,7 +30,7 @@ from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culp
 from fuzzcompile.diagnosis.operators.operator_ways import iter_program_lines
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
 from fuzzcompile.diagnosis.stages import ways
-from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY, Found, attempt_backend
+from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY, Found
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.evidence import EFFECT, ObservableName
@@ -112,7 +112,7 @@ def _prove_branch(ablator: Ablator, found: Found) -> Attribution | None:
     if 0 < len(culprit.nodes) <= _FEW:
         bypassed = BypassedNodes(culprit.nodes)
         toggle = f"{CAPTURE_ONLY.text} {bypassed.text}"
-        if attempt_backend(ablator, CAPTURE_ONLY, bypassed, toggle=toggle):
+        if ablator.is_repaired_by(CAPTURE_ONLY, bypassed, toggle=toggle, record=False):
             operator, agrees = culprit.details["compiled"][0], toggle
             if culprit.rewrite in (operator, *culprit.details["eager"]):
                 culprit = replace(culprit, rewrite=operator, family=get_operator_family(operator))
@@ -251,9 +251,10 @@ def _find_effects(divergence: Divergence) -> Iterator[Found]:
 
 
 def _prove_effects(ablator: Ablator, found: Found) -> Attribution | None:
-    """The replay of effects, if they are missing where nothing but dynamo is between the program and eager mode."""
-    if attempt_backend(ablator, CAPTURE_ONLY):
-        return None
+    """The replay of effects: they are missing where nothing but dynamo is between the program and eager mode.
+
+    That has been tried: where it repairs the divergence, the stage is right, and nothing of it is proved.
+    """
     return Attribution(replace(found.culprit, necessary=True, sufficient=True))
 
 

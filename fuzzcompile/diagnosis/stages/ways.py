@@ -140,23 +140,6 @@ def prove_in_turn(ablator: Ablator, found: Sequence[Found]) -> Attribution | Non
     return Attribution(replace(first, confidence="low"), [replace(culprit, confidence="low") for culprit in rest])
 
 
-def attempt_backend(ablator: Ablator, *changes: CompileChange, toggle: str = "") -> bool:
-    """Return whether another backend, which needs no ledger, with further changes repairs the divergence."""
-    how = replace(ablator.how.under(*changes), record=False)
-    return ablator.attempt(how, toggle or ", ".join(change.text for change in changes))[1]
-
-
-@dataclass(frozen=True)
-class ClearedBy:
-    """Whether a backend, which has what is in front of a stage, repairs a divergence; tried once of each."""
-
-    backend: Backend
-
-    def __call__(self, ablator: Ablator) -> bool:
-        """Compile with the backend."""
-        return attempt_backend(ablator, self.backend)
-
-
 def prove_at_call(ablator: Ablator, found: Found) -> Attribution | None:
     """The culprit, proved by a compile that leaves its call to eager mode; None if that does not repair.
 
@@ -333,7 +316,7 @@ class SideBySide(Stage):
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """The first culprit that a compile proves; else the first that none cleared, unless the whole stage is."""
         shown = [each.finding for each in suspects if isinstance(each.finding, Found) and each.finding.prove]
-        if not shown or (self.cleared_by is not None and ablator.once(ClearedBy(self.cleared_by))):
+        if not shown or (self.cleared_by is not None and ablator.is_repaired_by(self.cleared_by, record=False)):
             return None
         doubted: Attribution | None = None
         for found in shown:
