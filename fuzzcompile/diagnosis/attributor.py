@@ -248,8 +248,7 @@ def _attribute_by_ladder(ablator: Ablator) -> Attribution:
         return found or Attribution(Culprit(stage, None, None, UNKNOWN, confidence="low", details={"path": path}))
     showing = (name for each, name in LADDER if not ablator.is_repaired_by(Backend(each), record=False))
     stage = next(showing, LOWERING)
-    inductor = Backend("inductor").workaround
-    if stage == LOWERING and any(each.repairs for each in ablator.ablations if each.toggle == inductor):
+    if stage == LOWERING and _has_own_backend(ablator) and ablator.is_repaired_by(Backend("inductor")):
         label = make_backend_label(ablator.experiments.case.settings.backend)
         return Attribution(Culprit.from_label(label, necessary=True))
     family = _find_operator(ablator)  # tells bugs apart, though it need not be at fault
@@ -277,11 +276,10 @@ def _attribute_to_path(ablator: Ablator, stage: str, path: str, *right: CompileC
 
 def _attribute_under(ablator: Ablator, change: CompileChange) -> Attribution | None:
     """What is at fault in a compile with less of the case's own that fails alike; None where it does not."""
-    experiments = ablator.experiments.under(ablator.how.under(change))
-    trial, repaired = ablator.attempt(experiments.how, change.workaround or change.text)
+    trial, repaired = ablator.attempt_under(change)
     if repaired or not ablator.fails_alike(trial):
         return None
-    steps = measure_steps(trial.ledger)
+    experiments, steps = ablator.experiments.under(ablator.how.under(change)), measure_steps(trial.ledger)
     ablator = replace(ablator, experiments=experiments, trial=trial, steps=steps)  # the table of ablations is one
     return _attribute_to_rewrites(ablator) or _attribute_around_rewrites(ablator)
 

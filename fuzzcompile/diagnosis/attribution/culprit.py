@@ -325,7 +325,10 @@ class Ablator(Divergence):
         how = self.how.under(*changes)
         if watched:
             how = replace(how, kernels=True, record=True)
-        return self.attempt(how, toggle or ", ".join(change.text for change in changes))
+        toggle = toggle or ", ".join(change.text for change in changes)
+        trial, repaired = self.attempt(how, toggle)
+        self._made[toggle] = repaired
+        return trial, repaired
 
     def is_repaired_by(self, *changes: CompileChange, toggle: str = "", record: bool = True) -> bool:
         """Return whether further changes together repair the divergence; compiled once, however many suspects ask.
