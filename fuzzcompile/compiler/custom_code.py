@@ -30,6 +30,7 @@ from fuzzcompile.model.errors import UsageError, describe_error
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import LOWERING, POST_GRAD, PRE_GRAD
 from fuzzcompile.run.case import CompileSettings
+from fuzzcompile.run.code_owner import INSTALLED
 from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
 # Import of what a user's ``module:attribute`` names.
@@ -77,7 +78,7 @@ def find_root(target: ObjectPath) -> Path | None:
     if file is None:
         return None
     root = file.resolve().parents[get_module_name(target).count(".") + file.name.startswith("__init__.")]
-    return None if root.name in ("site-packages", "dist-packages") else root
+    return None if root.name in INSTALLED else root
 
 
 def _hash_modules(target: ObjectPath) -> str:

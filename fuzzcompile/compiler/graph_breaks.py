@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import operator
 import re
-import sysconfig
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from fuzzcompile.compiler.watch.torch_patch import Function, IntendedError
 from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import PRE_GRAD
+from fuzzcompile.run.code_owner import Owner, find_owner
 
 # Source of dynamo's own handling of a function.
 
@@ -48,9 +48,6 @@ _CAUSE = re.compile(r"^Caused by:.*#\s*(\S+:\d+)", re.M)
 _ADVICE = re.compile(r"^Consider annotating your code using torch\._check\*\(\)\.\s*")
 _PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/]?[\w.+-]+)?(?:[\\/][\w.+ -]+)*[\\/](?=[\w.+-]+\.py\b)")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_TORCH = Path(torch.__file__).parent
-# torch and what is installed beside it, and Python's own library.
-_LIBRARIES = (_TORCH.parent, Path(sysconfig.get_path("stdlib")))
 
 
 @dataclass(frozen=True)
@@ -117,7 +114,7 @@ def format_break(text: str, stack: Sequence[traceback.FrameSummary] = ()) -> str
     if len(line) > _LONGEST:
         line = line[: _LONGEST - 1] + "…"
     frames = [frame for frame in stack if hasattr(frame, "filename")]
-    own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(place) for place in _LIBRARIES)]
+    own = [frame for frame in frames if find_owner(frame.filename) is Owner.PROGRAM]
     frame = next(iter((own or frames)[-1:]), None)
     if _LOOP in text:
         line = f"{line}; in a loop, so that all of {frame.name if frame else 'the function'} runs uncompiled"

@@ -9,15 +9,11 @@ import importlib
 import inspect
 import itertools
 import sys
-import sysconfig
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
-
-import torch
 
 from fuzzcompile.compiler.instruction_words import (
     ENTERING,
@@ -39,9 +35,9 @@ from fuzzcompile.compiler.python_values import (
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.torch_patch import Function, IntendedError
 from fuzzcompile.compiler.watch.unseen import Unseen
+from fuzzcompile.run.code_owner import Owner, find_owner
 
 _MOST_STEPS = 100_000
-_LIBRARIES = (Path(torch.__file__).parent, Path(sysconfig.get_path("stdlib")))
 
 
 @dataclass
@@ -153,13 +149,8 @@ def wrap_step(trace: InstructionTrace, original: Function, translator: Any, *res
 
 
 def is_of_program(code: CodeType) -> bool:
-    """Return whether code is of the program or a library it uses, and neither of torch nor of Python's own."""
-    return _is_file_of_program(code.co_filename)
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_file_of_program(file: str) -> bool:
-    return not file.startswith("<frozen") and not any(Path(file).is_relative_to(place) for place in _LIBRARIES)
+    """Return whether code is of the program, or of a library it uses."""
+    return find_owner(code.co_filename) in (Owner.PROGRAM, Owner.LIBRARY)
 
 
 # Eager mode.
@@ -175,7 +166,7 @@ def record_instructions() -> Iterator[Steps]:
 
     def enter(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
         code = frame.f_code
-        if event != "call" or taken > _MOST_STEPS or not is_of_program(code) or _is_own(frame):
+        if event != "call" or taken > _MOST_STEPS or not is_of_program(code):
             return None
         caller = open_frames.get(frame.f_back) if frame.f_back is not None else None
         if caller:
@@ -203,10 +194,6 @@ def record_instructions() -> Iterator[Steps]:
         yield steps
     finally:
         sys.settrace(before)
-
-
-def _is_own(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).partition(".")[0] == __name__.partition(".")[0]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -18,13 +18,13 @@ import torch
 from torch import nn
 
 from fuzzcompile.run.case import Arguments, Reachable
+from fuzzcompile.run.code_owner import is_user_file
 from fuzzcompile.run.reachable_state import (
     HOOK_TABLES,
     MODULE_TABLES,
     ReachedObjects,
     holds_state,
     is_user_class,
-    is_user_file,
     iterate_attributes,
     list_global_names,
     name_arguments,

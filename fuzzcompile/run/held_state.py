@@ -16,12 +16,12 @@ import numpy
 import torch
 from torch import nn
 
+from fuzzcompile.run.code_owner import is_user_file
 from fuzzcompile.run.reachable_state import (
     MODULE_TABLES,
     get_own_dict,
     holds_state,
     is_user_class,
-    is_user_file,
     iterate_attributes,
     list_global_names,
     list_slots,

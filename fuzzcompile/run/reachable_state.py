@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import functools
 import sys
-import sysconfig
 import types
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +17,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.run.case import Arguments
+from fuzzcompile.run.code_owner import is_user_file
 from fuzzcompile.run.tensors import is_wrapped, unwrap
 
 # A program's state does not have more objects than this; the walk ends there.
@@ -25,7 +25,6 @@ _MAX_OBJECTS = 200_000
 # A longer list or dict is data, not a place for a counter.
 _MAX_ITEMS = 1000
 Plain = int | str | None
-_SHARED_FOLDERS = ("site-packages", "dist-packages")
 HOOK_TABLES = frozenset(name for name in vars(nn.Module()) if "_hooks" in name)
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, types.ModuleType)
@@ -254,16 +253,8 @@ def _get_class_facts(owner: type) -> tuple[bool, bool]:
     return _KNOWN[owner]
 
 
-def is_user_file(filename: str) -> bool:
-    """Return whether this file is neither installed nor part of Python's standard library."""
-    installed = any(f"/{folder}/" in filename for folder in _SHARED_FOLDERS)
-    return not installed and filename.endswith(".py") and not filename.startswith((_STANDARD_LIBRARY, _OWN_FOLDER))
-
-
 # Weak, because a class keeps the globals of its module alive.
 _KNOWN: weakref.WeakKeyDictionary[type, tuple[bool, bool]] = weakref.WeakKeyDictionary()
-_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + "/"
-_OWN_FOLDER = __file__.rsplit("/", 2)[0] + "/"
 
 
 def name_arguments(call: object) -> Iterator[tuple[str, object]]:

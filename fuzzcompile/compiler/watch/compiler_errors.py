@@ -6,7 +6,6 @@ import errno
 import functools
 import linecache
 import os
-import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import is_compiler
-from fuzzcompile.model.versions import PACKAGE
+from fuzzcompile.run.code_owner import Owner, find_owner
 from fuzzcompile.run.observation import GeneratedPlace
 from fuzzcompile.run.subprocesses import find_toolchain_fault
 
@@ -24,7 +23,6 @@ _GENERATED = "torch._inductor."
 _MOST_FRAMES = 3
 _FACTS = facts().errors
 _PACKAGES = Path(torch.__file__).parent.parent
-_STANDARD = Path(sysconfig.get_paths()["stdlib"])
 
 
 _Place = tuple[str, int, str]  # file, line and function
@@ -111,7 +109,7 @@ def _name_lowering_file(path: Path) -> str | None:
     if path.is_relative_to(_PACKAGES):
         name = path.relative_to(_PACKAGES).as_posix()
         return name if name.startswith("torch/_inductor/") else None
-    foreign = path.is_relative_to(_STANDARD) or path.is_relative_to(PACKAGE) or not path.is_file()
+    foreign = find_owner(str(path)) in (Owner.PYTHON, Owner.FUZZCOMPILE) or not path.is_file()
     return None if foreign else path.name
 
 

@@ -29,10 +29,10 @@ from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.programs.capture.invocation import Invocation, Unsendable, capture_invocation, restore_after, send
 from fuzzcompile.programs.casefiles.case_file import SENT_SUFFIX
 from fuzzcompile.run.case import Arguments, CompileSettings
+from fuzzcompile.run.code_owner import is_user_file
 from fuzzcompile.run.device import resolve_device
 from fuzzcompile.run.plants import check_plants
 from fuzzcompile.run.pool.worker_pool import WorkerPool
-from fuzzcompile.run.reachable_state import is_user_file
 from fuzzcompile.run.runs import run_eager
 
 # The worker that judges the calls of this process: started at the first one, kept for the rest.
