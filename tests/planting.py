@@ -29,6 +29,8 @@ from torch._inductor.pattern_matcher import (
     register_replacement,
 )
 
+from fuzzcompile.compiler.watch.rule_labels import get_module_file
+
 aten = torch.ops.aten
 ERROR = 0.01
 SMALL_ERROR = 1e-5
@@ -208,7 +210,7 @@ class Plant:
     def source(self) -> str:
         """The file of the function at fault, as labels give it."""
         torch_function = self.function.__module__.startswith("torch.")
-        return f"{self.function.__module__.replace('.', '/')}.py" if torch_function else "planting.py"
+        return get_module_file(self.function.__module__) if torch_function else "planting.py"
 
     @property
     def line(self) -> int:

@@ -18,6 +18,7 @@ from fuzzcompile.compiler.session import find_path
 from fuzzcompile.compiler.torch_config import has_entry, load_config
 from fuzzcompile.compiler.watch.fresh_calls import BUILDER
 from fuzzcompile.compiler.watch.ledger import GuardRecord, Ledger
+from fuzzcompile.compiler.watch.rule_labels import get_module_file
 from fuzzcompile.diagnosis.attribution.culprit import Ablation, Attribution, Culprit, Workaround
 from fuzzcompile.diagnosis.decision import Decision
 from fuzzcompile.diagnosis.trials.experiments import Experiments
@@ -175,7 +176,7 @@ def explain_cached_graph(attempt: CachedCompile, decision: Decision, hit: Sequen
     said = [calls[number].describe_change(name, calls[0]) for name, number in changes.items()][:_MOST]
     file, line = find_definition(needed.key)
     module, _, name = needed.key.partition(":")
-    stage = find_file_stage(f"{module.replace('.', '/')}.py") or RUNTIME
+    stage = find_file_stage(get_module_file(module)) or RUNTIME
     details: DetailsJson = {"kind": "cache", "between_calls": said}
     culprit = Culprit(stage, None, name, "cache key", (), file, line, necessary=True, details=details)
     setting = f"torch._{needed.config}.config.{needed.entry} = False"

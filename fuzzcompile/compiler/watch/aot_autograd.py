@@ -17,14 +17,14 @@ from fuzzcompile.compiler.graph_replay import GraphReplayer, list_drawing_calls
 from fuzzcompile.compiler.torch_config import load_config
 from fuzzcompile.compiler.watch.ledger import ChangedTangent, MetadataAnalysis, Snapshot
 from fuzzcompile.compiler.watch.recorder import Recorder
-from fuzzcompile.compiler.watch.rule_labels import find_source
+from fuzzcompile.compiler.watch.rule_labels import find_source, get_module_file
 from fuzzcompile.compiler.watch.torch_patch import Function
 from fuzzcompile.model.facts import facts
 from fuzzcompile.run.metrics import have_same_values
 from fuzzcompile.run.tensors import copy_tree, share_storage
 
 _ANALYSIS_MODULE, _, FUNCTION = facts().aot_autograd.analysis.partition(":")
-SOURCE = f"{_ANALYSIS_MODULE.replace('.', '/')}.py"
+SOURCE = get_module_file(_ANALYSIS_MODULE)
 _OF_INPUT = ("alias_of_input", "is_input")
 
 

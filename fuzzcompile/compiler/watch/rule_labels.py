@@ -67,6 +67,11 @@ def shorten_file(file: str) -> str:
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
 
 
+def get_module_file(module: str) -> str:
+    """The file of a module, as :func:`shorten_file` gives it: ``torch/_inductor/lowering.py``."""
+    return f"{module.replace('.', '/')}.py"
+
+
 def get_base_name(rewrite: str) -> str:
     """A pattern's name without its variant: ``_sfdp_pattern_28_half_inference`` → ``_sfdp_pattern_28``."""
     return _VARIANT.sub("", rewrite)

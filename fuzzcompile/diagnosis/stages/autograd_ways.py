@@ -22,7 +22,7 @@ from fuzzcompile.compiler.operators.operator_crossref import ComparedCall, compa
 from fuzzcompile.compiler.watch import aot_autograd
 from fuzzcompile.compiler.watch.ledger import Snapshot
 from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS
-from fuzzcompile.compiler.watch.rule_labels import find_location
+from fuzzcompile.compiler.watch.rule_labels import find_location, get_module_file
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Divergence
 from fuzzcompile.diagnosis.attribution.steps import find_shared_memory
 from fuzzcompile.diagnosis.operators.operator_ways import (
@@ -48,7 +48,7 @@ from fuzzcompile.run.tensors import list_significant_strides
 def _find_tangents(divergence: Divergence) -> Iterator[Found]:
     module, function = aot_autograd.PLACE
     for tangent in divergence.trial.ledger.changed_tangents:
-        step, source = rounding.relative_change(tangent.before, tangent.after), f"{module.replace('.', '/')}.py"
+        step, source = rounding.relative_change(tangent.before, tangent.after), get_module_file(module)
         culprit = Culprit(FUNCTIONALIZATION, None, function, "tangent", source=source, line=tangent.line, step=step)
         details: DetailsJson = {"kind": "tangent", "shape": list(tangent.shape), "strides": list(tangent.strides)}
         yield Found(replace(culprit, details=details), TracingSettings(facts().aot_autograd.tangent_copy.without))

@@ -12,7 +12,7 @@ from fuzzcompile.compiler.instructions import (
     list_settings,
     record_instructions,
 )
-from fuzzcompile.compiler.watch.rule_labels import shorten_file
+from fuzzcompile.compiler.watch.rule_labels import get_module_file, shorten_file
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit
 from fuzzcompile.diagnosis.stages.tracing_ways import run_calls_eagerly
 from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY
@@ -64,6 +64,6 @@ def _make_culprit(parted: PartedInstruction) -> Culprit:
     site = f"{shorten_file(instruction.code.co_filename)}:{instruction.line} #1"
     details: DetailsJson = {"kind": parted.kind, "expected": parted.expected, "got": parted.got}
     module = getattr(instruction.handler, "__module__", None)
-    source = f"{module.replace('.', '/')}.py" if module is not None else None
+    source = get_module_file(module) if module is not None else None
     name = parted.expected if parted.kind == "call" else instruction.does
     return Culprit(DYNAMO, None, name, name, source=source, site=site, details=details)

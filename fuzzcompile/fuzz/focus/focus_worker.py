@@ -14,7 +14,7 @@ import torch
 
 from fuzzcompile.compiler.rule_catalogue import KnownRule, list_known_rules
 from fuzzcompile.compiler.torch_config import MISSING, get_setting
-from fuzzcompile.compiler.watch.rule_labels import get_base_name, get_family
+from fuzzcompile.compiler.watch.rule_labels import get_base_name, get_family, get_module_file
 from fuzzcompile.fuzz.focus.code_graph import CodeGraph, DefinitionPlace
 from fuzzcompile.fuzz.rules.rule_code import list_code_places, list_pattern_operators
 from fuzzcompile.fuzz.rules.rule_programs import make_rule_programs
@@ -157,7 +157,7 @@ class _Planning:
     def _graph(self) -> CodeGraph:
         folder = _ROOT / "torch" / "_inductor" / "fx_passes"
         files = [path.relative_to(_ROOT).as_posix() for path in sorted(folder.rglob("*.py"))]
-        modules = [f"{module.replace('.', '/')}.py" for module in facts().passes.modules]
+        modules = map(get_module_file, facts().passes.modules)
         return CodeGraph(_ROOT, [*files, *modules, _SHARED], frozenset({_SHARED}))
 
     @cached_property
