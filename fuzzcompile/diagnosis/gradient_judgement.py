@@ -9,7 +9,6 @@ itself on the program's values is at fault.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -19,8 +18,7 @@ from fuzzcompile.compiler.operators.operator_gradients import GradientCheck, dif
 from fuzzcompile.compiler.operators.second_reference import ContestedCall
 from fuzzcompile.diagnosis.trials.case_runs import CaseRuns
 from fuzzcompile.run import differences, runs
-from fuzzcompile.run.arithmetic_modes import Float64Mode
-from fuzzcompile.run.case_program import CaseProgram, build
+from fuzzcompile.run.case_program import build
 from fuzzcompile.run.observation import Observation, list_gradient_leaves
 from fuzzcompile.run.tensors import share_storage
 
@@ -94,7 +92,8 @@ class _LossAlongDirection:
     @functools.cached_property
     def _directions(self) -> Mapping[str, torch.Tensor]:
         """A direction for each leaf; none where they share memory, or do not lie in plain memory."""
-        leaves = _list_leaves(build(self._made.case, self._made.device, double=True, streamed=True))
+        program = build(self._made.case, self._made.device, double=True, streamed=True)
+        leaves = list_gradient_leaves(None, program, *program.calls)
         tensors = list(leaves.values())
         shared = any(share_storage(a, b) for at, a in enumerate(tensors) for b in tensors[:at])
         plain = all(each.is_leaf and each.layout == torch.strided and not each.is_nested for each in tensors)
@@ -113,22 +112,6 @@ class _LossAlongDirection:
 
     def _find_loss(self, step: float) -> float:
         if step not in self._losses:
-            self._losses[step] = self._measure_loss(step)
+            moved = {name: step * direction for name, direction in self._directions.items()}
+            self._losses[step] = runs.measure_moved_loss(self._made.case, self._made.device, moved)
         return self._losses[step]
-
-    def _measure_loss(self, step: float) -> float:
-        program = build(self._made.case, self._made.device, double=True, streamed=True)
-        for name, leaf in _list_leaves(program).items():
-            differences.move_leaf(leaf, step * self._directions[name])
-        try:
-            with Float64Mode(keep_casts=False, native=program.dtype):
-                return runs.measure_loss(self._made.case, program)
-        except (KeyboardInterrupt, MemoryError):
-            raise
-        except Exception:  # the program's own: it has no loss here
-            return math.nan
-
-
-def _list_leaves(program: CaseProgram) -> Mapping[str, torch.Tensor]:
-    (arguments,) = program.calls
-    return list_gradient_leaves(None, program, arguments)

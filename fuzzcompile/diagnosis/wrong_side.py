@@ -31,10 +31,9 @@ from fuzzcompile.model.stages import ATEN
 from fuzzcompile.model.thresholds import DIFFERENCE_STEP, MEETS, MISSES
 from fuzzcompile.model.verdicts import HARMLESS, Verdict
 from fuzzcompile.run import runs
-from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.attention_backends import interpret_flex_attention
 from fuzzcompile.run.case_program import build
-from fuzzcompile.run.differences import measure_slope, move_leaf
+from fuzzcompile.run.differences import measure_slope
 from fuzzcompile.run.metrics import rms, widen
 from fuzzcompile.run.observation import Observation, Value, list_gradient_leaves
 
@@ -215,29 +214,35 @@ def weigh_gradients(
     """The side whose gradients (``names``, by default all) are wrong, ``compiled`` for ``other``'s; None if untold."""
     if made.case.state is not None or made.says_its_derivative:
         return None
-    if len(build(made.case, made.device).calls) != 1:  # gradients add up over calls
+    program = build(made.case, made.device)
+    if len(program.calls) != 1:  # gradients add up over calls
         return None
+    leaves = list_gradient_leaves(None, program, *program.calls)
     ours, theirs, told = eager.index_by_name(), other.index_by_name(), set[WrongSide]()
     gradients = [value.name for value in eager.values if value.kind == "gradient"]
     for name in gradients if names is None else names:
         pair = ours.get(name), theirs.get(name)
         tensors = [widen(each.value) for each in pair if each is not None and each.is_tensor]
-        if len(tensors) == len(pair) and tensors[0].shape == tensors[1].shape and tensors[0].numel():
-            side = _measure_gradient(made, name, *tensors)
+        leaf = leaves.get(name)
+        alike = leaf is not None and len(tensors) == len(pair) and all(each.shape == leaf.shape for each in tensors)
+        if leaf is not None and alike and leaf.numel():
+            side = _measure_gradient(made, name, leaf, *tensors)
             told |= set() if side is None else {side}
     return told.pop() if len(told) == 1 else "both" if told else None
 
 
-def _measure_gradient(made: CaseRuns, name: str, eager: torch.Tensor, compiled: torch.Tensor) -> WrongSide | None:
+def _measure_gradient(
+    made: CaseRuns, name: str, leaf: torch.Tensor, eager: torch.Tensor, compiled: torch.Tensor
+) -> WrongSide | None:
     apart = eager - compiled
     size = rms(apart)
     if not size or not math.isfinite(size):
         return None
-    direction = apart / size
+    direction = apart / size * (rms(leaf) or 1.0)  # as long as the tensor is large
     slopes = [measure_slope(gradient, direction).value for gradient in (eager, compiled)]
     parted = abs(slopes[0] - slopes[1])
-    near, nearer = (_measure_slope(made, name, direction, step) for step in (DIFFERENCE_STEP, DIFFERENCE_STEP / 2))
-    if near is None or nearer is None or not abs(near - nearer) < MEETS * parted:
+    near, nearer = (_find_slope(made, name, direction, step) for step in (DIFFERENCE_STEP, DIFFERENCE_STEP / 2))
+    if not abs(near - nearer) < MEETS * parted:
         return None  # a kink or a step, or a loss too large for such differences
     misses = [abs(nearer - slope) / parted for slope in slopes]
     if misses[0] < MEETS and misses[1] > MISSES:
@@ -247,26 +252,11 @@ def _measure_gradient(made: CaseRuns, name: str, eager: torch.Tensor, compiled: 
     return "both" if min(misses) > MISSES else None
 
 
-def _measure_slope(made: CaseRuns, name: str, direction: torch.Tensor, share: float) -> float | None:
-    """The central difference of the loss along a direction of one tensor; None if the program cannot be run so."""
-    losses = []
-    step = 0.0
-    for sign in (1, -1):
-        program = build(made.case, made.device, double=True, streamed=True)
-        (arguments,) = program.calls
-        leaf = list_gradient_leaves(None, program, arguments).get(name)
-        if leaf is None or leaf.shape != direction.shape:
-            return None
-        step = share * (rms(leaf) or 1.0)
-        move_leaf(leaf, sign * step * direction)
-        try:
-            with Float64Mode(keep_casts=False, native=program.dtype):
-                losses.append(runs.measure_loss(made.case, program))
-        except (KeyboardInterrupt, MemoryError):
-            raise
-        except Exception:  # the program's own: it has no loss here
-            return None
-    return (losses[0] - losses[1]) / (2 * step)
+def _find_slope(made: CaseRuns, name: str, direction: torch.Tensor, step: float) -> float:
+    """The central difference of the loss along a direction of one tensor; NaN if the program cannot be run so."""
+    moved = ({name: sign * step * direction} for sign in (1, -1))
+    ahead, behind = (runs.measure_moved_loss(made.case, made.device, changes) for changes in moved)
+    return (ahead - behind) / (2 * step)
 
 
 def attribute_eager_fault(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import random
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, TypeAlias
@@ -30,11 +31,13 @@ from fuzzcompile.run.device import (
     trim_memory,
     wait_for_kernels,
 )
+from fuzzcompile.run.differences import move_leaf
 from fuzzcompile.run.held_state import list_undos
 from fuzzcompile.run.observation import (
     Failure,
     Observation,
     Value,
+    list_gradient_leaves,
     observe_gradients,
     observe_mutations,
     observe_outputs,
@@ -195,6 +198,24 @@ def measure_loss(case: Case, program: CaseProgram) -> float:
             terms = weigh_outputs(drive(case, program.model, arguments))
             loss += sum(float(term) for term in terms)
     return loss
+
+
+def measure_moved_loss(case: Case, device: torch.device, changes: Mapping[str, torch.Tensor]) -> float:
+    """The loss in float64 of a program of one call, its inputs and parameters moved by ``changes``, by name.
+
+    NaN where the program raises there.
+    """
+    program = build(case, device, double=True, streamed=True)
+    leaves = list_gradient_leaves(None, program, *program.calls)
+    for name, change in changes.items():
+        move_leaf(leaves[name], change)
+    try:
+        with Float64Mode(keep_casts=False, native=program.dtype):
+            return measure_loss(case, program)
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except Exception:  # the program's own: it has no loss here
+        return math.nan
 
 
 class _HookWatch(TorchFunctionMode):
