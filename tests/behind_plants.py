@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._inductor import cpp_builder, index_propagation
+from torch._inductor import cpp_builder, index_propagation, ir
 from torch._inductor import lowering as lowering_module
 from torch._inductor.codegen import cpp
 from torch._inductor.codegen.common import CSE
@@ -19,7 +19,14 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.lowering import lowerings
 from torch._inductor.scheduler import Scheduler
 
+from fuzzcompile.compiler.operators.decompositions import is_mutating
+
 aten = torch.ops.aten
+
+
+@torch.library.custom_op("fuzzcompile_tests::twice", mutates_args={"y"})
+def twice(y: torch.Tensor) -> None:
+    y.mul_(2)
 
 
 @contextlib.contextmanager
@@ -199,6 +206,28 @@ def first_output_twice() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(PythonWrapperCodegen, "generate_return", planted)
 
 
+def offsets_of_views_lost() -> contextlib.AbstractContextManager[Any]:
+    """What the generated program hands on of a part of a tensor begins where the tensor does."""
+    original = PythonWrapperCodegen.codegen_reinterpret_view
+
+    def planted(wrapper: Any, data: Any, size: Any, stride: Any, offset: Any, *args: Any, **kwargs: Any) -> str:
+        return original(wrapper, data, size, stride, offset * 0, *args, **kwargs)
+
+    return mock.patch.object(PythonWrapperCodegen, "codegen_reinterpret_view", planted)
+
+
+def copies_written() -> contextlib.AbstractContextManager[Any]:
+    """Operators that Inductor does not know write to copies of their arguments."""
+    original = ir.FallbackKernel.create
+
+    def planted(kind: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_mutating(kernel):
+            args = tuple(ir.ExternKernel.copy_input(arg) if isinstance(arg, ir.TensorBox) else arg for arg in args)
+        return original.__func__(kind, kernel, *args, **kwargs)
+
+    return mock.patch.object(ir.FallbackKernel, "create", classmethod(planted))
+
+
 def unmoved(original: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
     return x
 
@@ -207,10 +236,6 @@ def unmoved(original: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> 
 def copies_left_out() -> Iterator[None]:
     """Have the pass that finds arguments to write in place find that none of a custom operator's needs a copy."""
     from torch._inductor.fx_passes import reinplace
-
-    @torch.library.custom_op("fuzzcompile_tests::twice", mutates_args={"y"})
-    def twice(y: torch.Tensor) -> None:
-        y.mul_(2)
 
     original = reinplace.reinplace_inplaceable_ops_core
 

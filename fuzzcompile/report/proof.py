@@ -120,6 +120,8 @@ def format_shown(culprit: CulpritJson) -> str:
         return "compiled anew where that changed, the calls are right" if culprit.get("necessary") else ""
     if "design" in read_details(culprit):
         return "eager mode agrees on that branch"
+    if read_details(culprit).get("kind") == "mode":
+        return "eager mode without it agrees with the compiled program"
     parts, necessary, sufficient = [], culprit.get("necessary"), culprit.get("sufficient")
     if necessary is not None:
         siblings = culprit.get("siblings")
@@ -328,6 +330,8 @@ def proof(facts: IssueFacts) -> str:
     repairing = (entry for entry in facts.report.get("ablations") or () if entry.get("repairs"))
     how = next((f" ({plain_toggle(str(entry['toggle']))})" for entry in repairing), "")
     text = f"the bug is gone after {what}{how}"
+    if read_details(culprit).get("kind") == "mode":
+        text = f"the compiled program agrees with eager mode without `{culprit['rewrite']}`"
     if culprit.get("sufficient"):
         text += "; it stays with every other optional rewrite off"
     if contributors := facts.report.get("contributors"):

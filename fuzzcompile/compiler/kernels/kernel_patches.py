@@ -225,10 +225,19 @@ def wrap_run_node(watch: LoweringWatch, call: Function, graph: GraphLowering, no
         result: Any = call()
     if lowered is not None:
         if is_chosen(watch.control.realised, lowered.labels.get(node.name)) and hasattr(result, "realize"):
+            result = _copy_view(result)
             result.realize()
         lowered.values[node.name] = getattr(result, "data", result)
         lowered.marks[node.name] = len(graph.operations)
     return result
+
+
+def _copy_view(value: Any) -> Any:
+    """A copy of a view, which has no buffer of its own; any other value as it is."""
+    from torch._inductor.ir import BaseView
+    from torch._inductor.lowering import clone
+
+    return clone(value) if isinstance(getattr(value, "data", None), BaseView) else value
 
 
 @_with_call

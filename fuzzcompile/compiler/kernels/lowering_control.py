@@ -67,10 +67,10 @@ class Control:
     """Changes to a compile, each by operator label, operator name, or ``*`` for all.
 
     ATen computes ``fallbacks``, or all that it can but ``lowered``. Operators that are ``realised`` get a buffer of
-    their own, those ``apart`` are fused with nothing, those of vectorised C++ that are ``scalarised`` are computed
-    element by element. ``selected``: what Triton masks is selected by its mask once more, which changes nothing in
-    right code. ``separate``: every loop nest is a kernel, where C++ writes several into one. ``stored``: so is what one
-    kernel reads.
+    their own (a view is copied), those ``apart`` are fused with nothing, those of vectorised C++ that are
+    ``scalarised`` are computed element by element. ``selected``: what Triton masks is selected by its mask once more,
+    which changes nothing in right code. ``separate``: every loop nest is a kernel, where C++ writes several into one.
+    ``stored``: so is what one kernel reads.
     """
 
     fallbacks: tuple[str, ...] = ()

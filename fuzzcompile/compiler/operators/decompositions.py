@@ -166,6 +166,12 @@ def is_mutating(operator: object) -> bool:
     return bool(getattr(getattr(operator, "_schema", None), "is_mutable", False))
 
 
+def is_view(operator: object) -> bool:
+    """Return whether an operator gives memory of an argument and writes nothing; what has no schema does not."""
+    returned = getattr(getattr(operator, "_schema", None), "returns", ())
+    return not is_mutating(operator) and any(value.alias_info is not None for value in returned)
+
+
 @dataclass(frozen=True)
 class ChosenOperators:
     """Operators that a compile treats in another way, by their names, and the ledger of the compile.

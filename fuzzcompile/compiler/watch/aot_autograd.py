@@ -17,39 +17,36 @@ from fuzzcompile.compiler.graph_replay import GraphReplayer, list_drawing_calls
 from fuzzcompile.compiler.torch_config import load_config
 from fuzzcompile.compiler.watch.ledger import ChangedTangent, MetadataAnalysis, Snapshot
 from fuzzcompile.compiler.watch.recorder import Recorder
-from fuzzcompile.compiler.watch.rule_labels import find_source, get_module_file
+from fuzzcompile.compiler.watch.rule_labels import find_source
 from fuzzcompile.compiler.watch.torch_patch import Function
 from fuzzcompile.model.facts import facts
 from fuzzcompile.run.metrics import have_same_values
 from fuzzcompile.run.tensors import copy_tree, share_storage
 
-_ANALYSIS_MODULE, _, FUNCTION = facts().aot_autograd.analysis.partition(":")
-SOURCE = get_module_file(_ANALYSIS_MODULE)
+FUNCTION = facts().aot_autograd.analysis.partition(":")[2]
 _OF_INPUT = ("alias_of_input", "is_input")
 
 
 def wrap_analysis(recorder: Recorder, original: Function, *args: object, **kwargs: object) -> object:
     """Keep the first analysis of each captured graph; later ones are of other forms of it."""
-    _, line = find_source(original)
     analyse = original(*args, **kwargs)
     assert callable(analyse)
 
     def analysed(*flat: object) -> object:
         said = analyse(*flat)
         if recorder.frame is not None and recorder.frame.analysis is None:
-            recorder.frame.analysis = _read_metadata(said, line)
+            recorder.frame.analysis = _read_metadata(said)
         return said
 
     return analysed
 
 
-def _read_metadata(said: object, line: int | None) -> MetadataAnalysis:
+def _read_metadata(said: object) -> MetadataAnalysis:
     outputs, inputs = getattr(said, "output_info", ()), getattr(said, "input_info", ())
     return MetadataAnalysis(
         tuple(bool(getattr(output, "requires_grad_for_backward", output.requires_grad)) for output in outputs),
         tuple((str(output.output_type.name), output.base_idx) for output in outputs),
         tuple(bool(each.mutates_data) for each in inputs),
-        line,
     )
 
 
@@ -57,9 +54,9 @@ def find_contradictions(
     said: MetadataAnalysis, snapshot: Snapshot, inputs: Sequence[object], *, grad: bool
 ) -> Iterator[str]:
     """Yield, in a few words each, what a run of the graph shows of inputs and outputs and the analysis denies."""
-    given = copy_tree(list(inputs))
-    kept = copy_tree([value.detach() if isinstance(value, torch.Tensor) else value for value in given])
+    kept = copy_tree([value.detach() if isinstance(value, torch.Tensor) else value for value in inputs])
     with torch.set_grad_enabled(grad), leave_transforms():
+        given = _give(inputs)
         outputs = pytree.tree_leaves(GraphReplayer(snapshot).run(*given))
     if (len(outputs), len(given)) != (len(said.gradients), len(said.written)):
         return
@@ -71,6 +68,23 @@ def find_contradictions(
             continue
         if before.shape == after.shape and not have_same_values(before, after.detach()):
             yield f"input {index} is written to"
+
+
+def find_undifferentiated(snapshot: Snapshot, inputs: Sequence[object]) -> Iterator[str]:
+    """Yield the inputs that a graph, which was not differentiated, makes results of others in the graph of autograd."""
+    with torch.enable_grad(), leave_transforms():
+        given = _give(inputs)
+        before = [getattr(each, "grad_fn", None) for each in given]
+        GraphReplayer(snapshot).run(*given)
+    for index, (node, value) in enumerate(zip(before, given, strict=True)):
+        if getattr(value, "grad_fn", None) is not node:
+            yield f"input {index} requires gradients and is written to"
+
+
+def _give(inputs: Sequence[object]) -> list[Any]:
+    """Copies of inputs, those that require gradients no leaves, to which nothing may write in place."""
+    copies = copy_tree(list(inputs))
+    return [each.clone() if isinstance(each, torch.Tensor) and each.requires_grad else each for each in copies]
 
 
 def _check_output(

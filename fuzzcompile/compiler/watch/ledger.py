@@ -263,7 +263,6 @@ class MetadataAnalysis:
     gradients: Sequence[bool]
     kinds: Sequence[tuple[str, int | None]]
     written: Sequence[bool]
-    line: int | None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from fuzzcompile.compiler.kernels.lowering_control import (
     get_operator_name,
     parse_operator,
 )
-from fuzzcompile.compiler.operators.decompositions import get_operator_family, is_mutating
+from fuzzcompile.compiler.operators.decompositions import get_operator_family, is_mutating, is_view
 from fuzzcompile.compiler.watch.ledger import LoweringFailure
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Divergence
 from fuzzcompile.diagnosis.kernels.code_generators import LOOPS, CodeGenerator, CodeSource
@@ -137,6 +137,25 @@ def prove_order(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
         return None
     code = CodeSource(names[-1], *find_lowering_source(node.target))
     return Attribution(wrong.make_culprit(LOWERING, code, necessary=True))
+
+
+def prove_views(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
+    """The view that the generated program hands to a library's kernel, if that is right on a copy; else None."""
+    views, queue = dict[str, str](), [wrong.lowered.find_node(wrong.nodes[-1])]
+    while queue:
+        for node in (read for reader in [queue.pop()] if reader is not None for read in reader.all_input_nodes):
+            if is_view(node.target) and node.name in wrong.lowered.labels:
+                views[wrong.lowered.labels[node.name]] = node.name
+                queue.append(node)
+    label, _ = bisect_candidates(
+        ablator,
+        list(views),
+        lambda half: Lowered(Control(realised=half), f"{', '.join(map(parse_operator, half))} copied"),
+    )
+    if label is None:
+        return None
+    code = CodeSource(parse_operator(label), *find_definition(facts().places.program_views))
+    return Attribution(wrong.make_culprit(CODEGEN, code, nodes=(views[label],), necessary=True))
 
 
 def prove_compiler(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack, cast
 
 import torch
 from torch import fx
@@ -14,7 +16,7 @@ from torch import fx
 from fuzzcompile.compiler.graph_replay import NodeValues, compute_values, list_random_calls, replay_graph
 from fuzzcompile.compiler.kernels.ir_evaluation import NOT_FOLLOWED, GraphEvaluation, map_buffers_to_nodes
 from fuzzcompile.compiler.kernels.lowering_control import parse_operator
-from fuzzcompile.compiler.operators.decompositions import get_operator_family
+from fuzzcompile.compiler.operators.decompositions import get_operator_family, is_mutating
 from fuzzcompile.compiler.watch.ledger import (
     GraphCall,
     Kernel,
@@ -262,10 +264,33 @@ class WatchedGraph:
             evidence = measure(node.name) if known else None
             inherits = any(source in tainted for source in node.all_input_nodes)
             if evidence is not None and not inherits:
-                roots.append((self.lowered.find_producer(node.name), evidence))
+                root = self._find_lost_write(node) or node
+                roots.append((self.lowered.find_producer(root.name), evidence))
             if evidence is not None or inherits:
                 tainted.add(node)
         return roots
+
+    def _find_lost_write(self, node: fx.Node) -> fx.Node | None:
+        """The operator that writes to what a wrong node reads, where the node's IR reads it as it was before."""
+        order = {each: place for place, each in enumerate(self.lowered.snapshot.graph.nodes)}
+        writers = [
+            each
+            for each in itertools.takewhile(lambda each: each is not node, order)
+            if is_mutating(each.target)
+            and any(read in each.all_input_nodes and order[read] < order[each] for read in node.all_input_nodes)
+        ]
+        exact, read = (
+            self.interpret(double=True),
+            _evaluate_or_none(self.evaluate(double=True).evaluate_node, node.name),
+        )
+        if not writers or read is None or not callable(node.target):
+            return None
+        known = cast("Callable[[fx.Node], fx.node.Argument]", lambda each: exact.get(each.name))
+        args, kwargs = fx.map_arg(node.args, known), fx.map_arg(node.kwargs, known)
+        with contextlib.suppress(Exception), torch.no_grad():  # of the program, on values that it did not mean
+            unwritten = node.target(*args, **kwargs)
+            return writers[-1] if not changes_meaning(relative_change(read, unwritten)) else None
+        return None
 
     # -- kernels --------------------------------------------------------------------------------
 

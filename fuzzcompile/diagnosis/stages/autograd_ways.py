@@ -57,17 +57,21 @@ def _find_tangents(divergence: Divergence) -> Iterator[Found]:
 def _find_contradictions(divergence: Divergence) -> Iterator[Found]:
     grad = divergence.experiments.case.differentiates
     for captured in ways.iter_captured(divergence.trial.ledger):
-        frame, snapshot = captured.frame, captured.record.snapshots[-1]
-        if frame.analysis is None:
+        said, given = captured.frame.analysis, (captured.record.snapshots[-1], captured.inputs)
+        if said is None:
             continue
+        differentiated = not grad or captured.frame.find_record(JOINT_GRAPH, "joint") is not None
         try:
-            shown = list(aot_autograd.find_contradictions(frame.analysis, snapshot, captured.inputs, grad=grad))
+            shown = list(aot_autograd.find_contradictions(said, *given, grad=grad))
+            missed = [] if shown or differentiated else list(aot_autograd.find_undifferentiated(*given))
         except Exception:  # of the program: a graph that does not run by itself contradicts nothing
             continue
-        if shown:
-            culprit = Culprit(FUNCTIONALIZATION, None, aot_autograd.FUNCTION, "analysis", source=aot_autograd.SOURCE)
-            details: DetailsJson = {"kind": "analysis", "a run shows": shown}
-            culprit = replace(culprit, line=frame.analysis.line, details=details)
+        if shown or missed:
+            place = facts().aot_autograd.analysis if shown else facts().aot_autograd.differentiation
+            file, line = find_definition(place)
+            details: DetailsJson = {"kind": "analysis", "a run shows": shown or missed}
+            name, family = place.partition(":")[2], "analysis" if shown else "differentiation"
+            culprit = Culprit(FUNCTIONALIZATION, None, name, family, source=file, line=line, details=details)
             yield from map(Found, _place_at_writes(culprit, captured) or [culprit])
 
 
@@ -127,14 +131,22 @@ def _find_effects_alone(divergence: Divergence) -> Iterator[Found]:
     """Calls of dynamo's graph for what they do besides: they call no operator, and nothing takes their results."""
     for captured in ways.iter_captured(divergence.trial.ledger):
         run = run_eagerly(captured.record.snapshots[-1], captured.inputs, double=False)
-        calls = (node for node in captured.record.snapshots[-1].graph.nodes if node.op == "call_function")
-        for node in (node for node in calls if not node.users and not run.operators.get(node.name)):
-            at, name = find_location([node]), _name_call(node)
-            broken = find_captured_calls(divergence.trial.ledger, at, (node.name,))
+        for node in _list_called_besides(captured.record.snapshots[-1].graph, run):
+            found = _word_lost_call(node)
+            broken = find_captured_calls(divergence.trial.ledger, found.culprit.site, (node.name,))
             if broken:  # dynamo cannot break at Python's own functions
-                details, family = DetailsJson(kind="lost", call=name), name.rpartition(".")[2]
-                culprit = Culprit(FUNCTIONALIZATION, None, name, family, (node.name,), site=at, details=details)
-                yield Found(culprit, GraphBreak(tuple(broken.items())))
+                yield replace(found, without=GraphBreak(tuple(broken.items())))
+
+
+def _list_called_besides(graph: fx.Graph, run: NodeRun) -> list[fx.Node]:
+    calls = (node for node in graph.nodes if node.op == "call_function")
+    return [node for node in calls if not node.users and not run.operators.get(node.name)]
+
+
+def _word_lost_call(node: fx.Node) -> Found:
+    name, details = _name_call(node), DetailsJson(kind="lost", call=_name_call(node))
+    family, site = name.rpartition(".")[2], find_location([node])
+    return Found(Culprit(FUNCTIONALIZATION, None, name, family, (node.name,), site=site, details=details))
 
 
 def _find_lost_draws(divergence: Divergence) -> Iterator[Found]:
@@ -315,6 +327,8 @@ def _word_functional(
         nodes = list(snapshot.graph.nodes)
         earlier = nodes[: nodes.index(node)] if node is not None else nodes
         node = next((each for each in reversed(earlier) if _is_written(each, plain)), node)
+    if node is None and (besides := _list_called_besides(snapshot.graph, plain)):
+        return _word_lost_call(besides[-1])
     named = node if through is None else through[1]
     operators = plain.operators.get(named.name, []) if named is not None else []
     operator = next((op for op in operators if is_mutating(op)), operators[-1] if operators else None)

@@ -71,7 +71,12 @@ class Lowering(Stage):
         if ablator.trial.observation.failure is not None:
             failure = next((step for step in steps if step.failed is not None), None)
             return proofs.prove_failure(ablator, failure, self.name) if failure is not None else None
-        return _prove_operators(ablator, [wrong for wrong in operators if wrong.kernel is not None][:1]) or named
+        called = [wrong for wrong in operators if wrong.kernel is not None][:1]
+        doubted = _prove_operators(ablator, called)
+        if doubted is not None and doubted.is_proved:
+            return doubted
+        views = (proofs.prove_views(ablator, wrong) for wrong in called)
+        return next(filter(None, views), doubted or named)
 
     def workarounds(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
         """Loops that are not vectorised, where the code generator of the culprit's kernel has vectors."""

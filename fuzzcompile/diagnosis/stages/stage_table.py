@@ -14,6 +14,7 @@ from fuzzcompile.diagnosis.operators import operator_ways as operators
 from fuzzcompile.diagnosis.stages import autograd_ways, backend_stages, graph_ways, tracing_ways
 from fuzzcompile.diagnosis.stages.compiling_branches import prove_compiling_branch
 from fuzzcompile.diagnosis.stages.graph_passes import Ground, RewritingStage, prove_marking_rewrite, prove_rewrites
+from fuzzcompile.diagnosis.stages.ignored_modes import prove_ignored_mode
 from fuzzcompile.diagnosis.stages.instruction_ways import prove_instruction
 from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY, SideBySide, Stage, Way, doubt, prove_without
 from fuzzcompile.model import stages
@@ -101,6 +102,7 @@ def _prove_first(way: Way) -> Prove:
 # above it in the table has named nothing.
 ORDER: tuple[SearchStep, ...] = (
     SearchStep(Shows.ANYWHERE, prove_compiling_branch),  # compiles nothing, and few programs have any
+    SearchStep(Shows.ANYWHERE, prove_ignored_mode),  # the same
     *(
         SearchStep(Shows.ANYWHERE, partial(prove_rewrites, ground=ground))  # the strongest evidence first
         for ground in Ground

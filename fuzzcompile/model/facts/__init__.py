@@ -177,6 +177,7 @@ class CompilerDecision(SwitchedFunction, frozen=True):
 class AotAutogradFacts(FactTable, frozen=True):
     """Functions of AOTAutograd as ``module:function``, and the entries of configs that decide about them."""
 
+    differentiation: str
     analysis: str
     alias_copy: SwitchedFunction  # by entries of functorch's config
     tangent_copy: SwitchedFunction
@@ -200,6 +201,7 @@ class CodePlaces(FactTable, frozen=True):
     write_in_place: str
     scalar_check: str
     index_propagation: str
+    program_views: str
     program_results: str
     graph_recording: str
     side_effects: str

@@ -25,6 +25,7 @@ from fuzzcompile.compiler.watch import aot_autograd
 from fuzzcompile.diagnosis.attribution.steps import find_inputs
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import PRE_GRAD
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run.case import CompileSettings
@@ -101,19 +102,61 @@ def make():
 def test_what_aotautograd_says_of_inputs_is_named_where_a_run_contradicts_it(
     write_case: WriteCase, monkeypatch: pytest.MonkeyPatch, function: str, answer: object, body: str, shown: str
 ):
-    module = importlib.import_module(aot_autograd.SOURCE.removesuffix(".py").replace("/", "."))
+    module = importlib.import_module(facts().aot_autograd.analysis.partition(":")[0])
     monkeypatch.setattr(module, function, lambda *_: answer)
     report = judge(write_case, ANALYSED.format(body=body))
     culprit = report["culprit"]
     assert report["is_bug"]
-    assert (culprit["stage"], culprit["source"]) == ("functionalization", aot_autograd.SOURCE)
+    assert (culprit["stage"], culprit["rewrite"]) == ("functionalization", aot_autograd.FUNCTION)
     assert shown in culprit["details"]["a run shows"]
     assert culprit["necessary"] is True  # with a graph break at the write
 
 
+WRITTEN = """
+import torch
+
+BACKWARD = True
+
+def program(x, y):
+    before = x.detach().clone()
+    x.div_(y)
+    return before
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.rand(3, 5, requires_grad=True), torch.rand(3, 5) + 1)
+
+def run(model, inputs):
+    x, y = inputs
+    written = x * 2
+    return model(written, y), written
+"""
+
+
+def test_a_graph_that_is_not_differentiated_is_its_deciders_fault(write_case: WriteCase, monkeypatch: Any):
+    """No result needs gradients, and what is written to an input that does is overlooked."""
+    module, _, name = facts().aot_autograd.differentiation.partition(":")
+    source = textwrap.dedent(inspect.getsource(getattr(decider := importlib.import_module(module), name)))
+    planted = source.replace("and not x.mutations_under_no_grad", "and x.mutations_under_no_grad")
+    scope: dict[str, Any] = {}
+    exec(compile(planted, "planted.py", "exec", __future__.annotations.compiler_flag), vars(decider), scope)
+    monkeypatch.setattr(decider, name, scope[name])
+    report = judge(write_case, WRITTEN)
+    culprit = report["culprit"]
+    assert (report["verdict"], culprit["stage"], culprit["rewrite"]) == ("wrong_gradient", "functionalization", name)
+    assert culprit["details"]["a run shows"] == ["input 0 requires gradients and is written to"]
+    assert culprit["necessary"] is True
+
+
 @pytest.mark.parametrize(
     "body",
-    ["return x.chunk(2, 1)", "return x, x.t(), x.view(-1)", "x.add_(1); return x[1:]", "return x.detach().relu_()"],
+    [
+        "return x.chunk(2, 1)",
+        "return x, x.t(), x.view(-1)",
+        "x.add_(1); return x[1:]",
+        "return x.detach().relu_()",
+        "x.detach().mul_(2)\n    with torch.no_grad():\n        x.add_(1)\n    return x.detach().sin()",
+    ],
 )
 @pytest.mark.parametrize("grad", [True, False])
 def test_a_run_agrees_with_what_aotautograd_says_of_right_programs(write_case: WriteCase, body: str, grad: bool):
@@ -126,6 +169,7 @@ def test_a_run_agrees_with_what_aotautograd_says_of_right_programs(write_case: W
     inputs = find_inputs(frame, record)
     assert inputs is not None
     assert not list(aot_autograd.find_contradictions(frame.analysis, record.snapshots[-1], inputs, grad=grad))
+    assert grad or not list(aot_autograd.find_undifferentiated(record.snapshots[-1], inputs))
 
 
 def written(x: torch.Tensor) -> torch.Tensor:

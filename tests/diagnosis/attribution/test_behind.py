@@ -80,6 +80,16 @@ BEFORE_CODE = [
     Fault("an index that occurs twice", "x.index_put_((y.long(),), x[y.long()] * 2)", plants.values_unrealized,
           "lowering", "aten.index_put_.default", shapes="(2, 3), (2,)"),
 ]  # fmt: skip
+VIEW = Fault("part of a tensor that a library reads", "x[:, 16:] @ y", plants.offsets_of_views_lost, "codegen",
+             "aten.slice.Tensor", shapes="(8, 32), (16, 4)")  # fmt: skip
+LOST_WRITE = Fault(
+    "write of a custom operator",
+    "(lambda z: (torch.ops.fuzzcompile_tests.twice(z), z * y)[1])(x.exp())",
+    plants.copies_written,
+    "lowering",
+    "fuzzcompile_tests.twice.default",
+    proved=False,
+)
 INLINED = Fault(
     "common subexpression of one loop",
     "torch.sin(x - y) + torch.cos(y - x) * (y - x)",
@@ -269,6 +279,17 @@ def test_loops_that_are_wrong_before_they_are_code_are_their_builders_fault(attr
     culprit = attribution.culprit
     assert (culprit.stage, culprit.rewrite, culprit.necessary) == (fault.stage, fault.rewrite, True)
     assert culprit.source is not None
+    assert compiles <= MOST_COMPILES
+
+
+@pytest.mark.parametrize("fault", [VIEW, LOST_WRITE], ids=str)
+def test_what_a_right_operator_reads_is_not_its_fault(attribution_of, fault):
+    """Of a view that the generated program makes wrongly, and of a write that its reader never sees."""
+    attribution, compiles = attribution_of(fault)
+    culprit = attribution.culprit
+    assert (culprit.stage, culprit.rewrite) == (fault.stage, fault.rewrite)
+    assert culprit.necessary is (True if fault.proved else None)
+    assert culprit.confidence == ("high" if fault.proved else "low")
     assert compiles <= MOST_COMPILES
 
 
