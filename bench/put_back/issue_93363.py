@@ -23,7 +23,7 @@ foo(view)
 print(base)
 """
 STAGES = ("functionalization",)
-NAMES = ("aten.add_", "add_", "aten.add", "add", "copy_", "aten.copy_")
+NAMES = ("run_functionalized_fw_and_collect_metadata", "add_", "aten.add", "add", "copy_", "aten.copy_")
 
 function = inspect.unwrap(functional_utils.has_metadata_mutation)
 source = inspect.getsource(function)

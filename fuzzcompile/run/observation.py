@@ -382,12 +382,16 @@ def _copy_dense(tensor: torch.Tensor) -> torch.Tensor:
 PROMISED_STREAMS = frozenset(("torch CPU", "CUDA"))
 
 
+NO_CODE = ("eager", "aot_eager", "aot_eager_decomp_partition")
+"""Backends of torch's that generate no code, and call ATen's operators."""
+
+
 def asks_for_eager_numbers(case: Case) -> bool:
     """Return whether the case itself sets ``fallback_random``.
 
     Every compile sets it, so that values compare, but nothing was promised to a program that does not ask.
     """
-    return case.settings.own_config.get("fallback_random") is True and case.settings.backend == "inductor"
+    return case.settings.own_config.get("fallback_random") is True and case.settings.backend in ("inductor", *NO_CODE)
 
 
 def observe_random_state(case: Case) -> list[Value]:

@@ -47,6 +47,7 @@ def _read_metadata(said: object) -> MetadataAnalysis:
         tuple(bool(getattr(output, "requires_grad_for_backward", output.requires_grad)) for output in outputs),
         tuple((str(output.output_type.name), output.base_idx) for output in outputs),
         tuple(bool(each.mutates_data) for each in inputs),
+        tuple(bool(each.mutates_metadata) for each in inputs),
     )
 
 
@@ -57,6 +58,7 @@ def find_contradictions(
     kept = copy_tree([value.detach() if isinstance(value, torch.Tensor) else value for value in inputs])
     with torch.set_grad_enabled(grad), leave_transforms():
         given = _give(inputs)
+        forms = list(map(_get_form, given))
         outputs = pytree.tree_leaves(GraphReplayer(snapshot).run(*given))
     if (len(outputs), len(given)) != (len(said.gradients), len(said.written)):
         return
@@ -64,10 +66,16 @@ def find_contradictions(
         if isinstance(output, torch.Tensor):
             yield from _check_output(f"output {index}", output, said.gradients[index], said.kinds[index], given, grad)
     for index, (before, after) in enumerate(zip(kept, given, strict=True)):
-        if said.written[index] or not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
+        if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
             continue
-        if before.shape == after.shape and not have_same_values(before, after.detach()):
+        if said.reshaped[index] is (forms[index] == _get_form(after)):
+            yield f"input {index} {'keeps its' if said.reshaped[index] else 'gets other'} sizes and strides"
+        if not said.written[index] and before.shape == after.shape and not have_same_values(before, after.detach()):
             yield f"input {index} is written to"
+
+
+def _get_form(value: object) -> tuple[object, ...]:
+    return (value.shape, value.stride(), value.storage_offset()) if isinstance(value, torch.Tensor) else ()
 
 
 def find_undifferentiated(snapshot: Snapshot, inputs: Sequence[object]) -> Iterator[str]:

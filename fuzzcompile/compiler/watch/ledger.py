@@ -255,7 +255,9 @@ CallInputs = list[Any]
 
 @dataclass(frozen=True)
 class MetadataAnalysis:
-    """Result of the analysis: for each output its kind and if it gets gradients; for each input if it is written to.
+    """Result of the analysis: of each output its kind and if it gets gradients, of each input what the call changes.
+
+    That is if it is ``written`` to, and if it gets other sizes or strides (``reshaped``).
 
     An output's kind is the name of AOTAutograd's ``OutputType`` and the input that it is a view of, if any.
     """
@@ -263,6 +265,7 @@ class MetadataAnalysis:
     gradients: Sequence[bool]
     kinds: Sequence[tuple[str, int | None]]
     written: Sequence[bool]
+    reshaped: Sequence[bool]
 
 
 @dataclass(frozen=True)

@@ -363,13 +363,15 @@ def _is_hollow(node: fx.Node, run: NodeRun, hollow: Collection[fx.Node]) -> bool
     return bool(views) and not any(map(is_mutating, called)) and bool(node.args) and node.args[0] in hollow
 
 
+_ANALYSIS = ways.Way("AOTAutograd's analysis, and a run", _find_contradictions, prove_at_call, most=3)
 AOT_AUTOGRAD = (
     ways.Way("outputs that are views", _find_regenerated, _prove_alone, shows=lambda seen: True),
+    replace(_ANALYSIS, shows=attrgetter("trial.observation.failure")),  # may be why it raises
     ways.Way("what AOTAutograd raises", _find_raising, prove_at_call, attrgetter("trial.observation.failure"), most=3),
     ways.Way("random calls of a program, and of its operators", _find_lost_draws, prove_at_call),
     ways.Way("tangents, and their copies", _find_tangents, ways.prove_without),
     ways.Way("dynamo's graph, and the same without in-place writes", _compare_functional, prove_at_call),
     ways.Way("calls in eager mode, and as they are traced", _compare_composites, prove_at_call, most=4),
-    ways.Way("AOTAutograd's analysis, and a run", _find_contradictions, prove_at_call, most=3),
+    _ANALYSIS,
     ways.Way("calls for what they do besides", _find_effects_alone, _prove_alone, most=3),
 )

@@ -15,10 +15,8 @@ from fuzzcompile.run import runs
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.metrics import have_same_values
-from fuzzcompile.run.observation import PROMISED_STREAMS, Failure, Observation, asks_for_eager_numbers
+from fuzzcompile.run.observation import NO_CODE, PROMISED_STREAMS, Failure, Observation, asks_for_eager_numbers
 from fuzzcompile.run.runs import SavedTensors, fingerprint_streams
-
-_NO_CODE = ("eager", "aot_eager", "aot_eager_decomp_partition")  # backends that generate no code
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class CompileCounts:
 
     def add(self, how: Compilation) -> None:
         """Count one compile."""
-        if how.screen or how.backend in _NO_CODE:
+        if how.screen or how.backend in NO_CODE:
             self.screens += 1
         else:
             self.compiles += 1

@@ -7,7 +7,8 @@ import importlib
 import inspect
 import operator
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,14 @@ from fuzzcompile.compiler.functional_run import find_lossy_views
 from fuzzcompile.compiler.graph_breaks import find_captured_calls
 from fuzzcompile.compiler.session import Compilation, open_session
 from fuzzcompile.compiler.watch import aot_autograd
+from fuzzcompile.compiler.watch.ledger import MetadataAnalysis, Snapshot
 from fuzzcompile.diagnosis.attribution.steps import find_inputs
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import PRE_GRAD
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.run.case import CompileSettings
+from fuzzcompile.run.case import Case, CompileSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Overriding a previously registered kernel")
 
@@ -162,14 +164,25 @@ def test_a_graph_that_is_not_differentiated_is_its_deciders_fault(write_case: Wr
 def test_a_run_agrees_with_what_aotautograd_says_of_right_programs(write_case: WriteCase, body: str, grad: bool):
     head = "GRAD = 'enabled'\n" if grad else ""
     case = load_case(write_case(head + ANALYSED.format(body=body)))
-    trial = Experiments(case, CPU).trial(Compilation(screen=True))
-    (frame,) = trial.ledger.frames
+    said, *graph = capture(case)
+    assert not list(aot_autograd.find_contradictions(said, *graph, grad=grad))
+    assert grad or not list(aot_autograd.find_undifferentiated(*graph))
+
+
+def capture(case: Case) -> tuple[MetadataAnalysis, Snapshot, Sequence[object]]:
+    """What AOTAutograd says of a program's one graph, the graph, and its inputs."""
+    (frame,) = Experiments(case, CPU).trial(Compilation(screen=True)).ledger.frames
     record = frame.find_record(PRE_GRAD)
     assert record is not None and frame.analysis is not None
     inputs = find_inputs(frame, record)
     assert inputs is not None
-    assert not list(aot_autograd.find_contradictions(frame.analysis, record.snapshots[-1], inputs, grad=grad))
-    assert grad or not list(aot_autograd.find_undifferentiated(record.snapshots[-1], inputs))
+    return frame.analysis, record.snapshots[-1], inputs
+
+
+def test_a_run_shows_which_inputs_keep_their_form(write_case: WriteCase):
+    said, *graph = capture(load_case(write_case(ANALYSED.format(body="x.mul_(2); return x.sin()"))))
+    wrong = replace(said, reshaped=[not reshaped for reshaped in said.reshaped])
+    assert list(aot_autograd.find_contradictions(wrong, *graph, grad=False)) == ["input 0 keeps its sizes and strides"]
 
 
 def written(x: torch.Tensor) -> torch.Tensor:
