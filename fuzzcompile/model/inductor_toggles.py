@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from fuzzcompile.model.facts import facts
+from fuzzcompile.model.tables import read_table
 
 Option = bool | int | str | Mapping[str, Mapping[str, int]]
 # What of a module few passes look for: parts of a tensor that are joined again, several equal operators, several
@@ -66,7 +65,7 @@ def _list_toggles() -> Iterator[InductorToggle]:
     yield from _read_toggles(_TABLE["general"])
 
 
-_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_TABLE = read_table(__package__, "inductor_toggles")
 TOGGLES = tuple(_list_toggles())
 FOR_GPU = tuple(_read_toggles(_TABLE["gpu"]))
 """Drawn only where the compiler works for a GPU."""

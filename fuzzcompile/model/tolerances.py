@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import Any, cast
 
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.profile_contract import ToleranceJson
+from fuzzcompile.model.tables import read_table
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,8 @@ class Tolerances:
         A file holds tables such as ``[same_backend.float32]``, each with any of ``factor``, ``relative``, ``absolute``
         and ``reason``. UsageError says what cannot be read or used of it.
         """
-        text = importlib.resources.files(__package__).joinpath("tolerances.toml").read_text("utf-8")
-        own = Path("tolerances.toml")
-        rows = {key: Tolerance(*key, **entries) for key, entries in _iter_rows(tomllib.loads(text), own, None)}
+        table, own = read_table(__package__, "tolerances"), Path("tolerances.toml")
+        rows = {key: Tolerance(*key, **entries) for key, entries in _iter_rows(table, own, None)}
         known = cls(rows).dtypes
         for key, entries in () if path is None else _iter_rows(_read(path), path, known):
             reason = f"{path and path.name}, in place of: {rows[key].reason}"

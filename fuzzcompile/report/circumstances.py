@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from fuzzcompile.model.contract import EvidenceJson, ReportJson, read_target
@@ -14,6 +12,7 @@ from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.model.privacy import scrub
 from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.stages import CODEGEN, LOWERING, SCHEDULER
+from fuzzcompile.model.tables import read_table
 from fuzzcompile.model.verdicts import HARMLESS, VALUES
 from fuzzcompile.model.words import count_noun
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 # The words of reports by verdict, by severity and so on: words.toml, which says of each table what it is.
-WORDS: Final[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+WORDS: Final[dict[str, Any]] = read_table(__package__, "words")
 
 # What a report says of a target: the device that the compiler was told, while the case ran on the CPU.
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
-import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,9 +20,10 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.target.target_patches import register_kernel
+from fuzzcompile.model.tables import read_table
 
 Kernel = Callable[..., Any]
-_LISTS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("cuda_lists.toml").read_text(encoding="utf-8"))
+_LISTS: dict[str, Any] = read_table(__package__, "cuda_lists")
 _SINGLE_NORMS: dict[str, str] = _LISTS["autocast"]["single_norms"]
 _BANNED: str = _LISTS["autocast"]["banned"]
 CACHED_ANSWERS = frozenset(_LISTS["cached_answers"].split())

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from string import Template
 from typing import Literal
 
@@ -15,6 +13,7 @@ import msgspec
 
 from fuzzcompile.fuzz.aliased_programs.layouts import VIEWS, Layout, View
 from fuzzcompile.fuzz.generation.spec import AliasedProgram, Pen
+from fuzzcompile.model.tables import read_table
 
 Other = Literal["any", "equal"]
 """What a second operand is: one that the first takes, or one of the same shape and dtype."""
@@ -44,20 +43,18 @@ class Read:
     of: Other | None = None
 
 
-def _read_table(name: str) -> Mapping[str, Mapping[str, object]]:
-    return tomllib.loads(resources.files(__package__).joinpath(f"{name}.toml").read_text("utf-8"))
-
-
 @cache
 def load_writes() -> tuple[Write, ...]:
     """The rows of ``writes.toml``, in order."""
-    return tuple(msgspec.convert({"name": name, **row}, Write) for name, row in _read_table("writes").items())
+    rows = read_table(__package__, "writes")
+    return tuple(msgspec.convert({"name": name, **row}, Write) for name, row in rows.items())
 
 
 @cache
 def load_reads() -> tuple[Read, ...]:
     """The rows of ``reads.toml``, in order."""
-    return tuple(msgspec.convert({"name": name, **row}, Read) for name, row in _read_table("reads").items())
+    rows = read_table(__package__, "reads")
+    return tuple(msgspec.convert({"name": name, **row}, Read) for name, row in rows.items())
 
 
 def list_alias_names() -> Iterator[tuple[str, str, int, str]]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from importlib import resources
 
 from fuzzcompile.fuzz.generation.spec import Attention, Dims, Mask, MaskKind, Pen, Returns
 from fuzzcompile.fuzz.idioms.registry import DrawAttention, read_idiom, register
+from fuzzcompile.model.tables import read_table
 
 _MASK_KINDS: tuple[tuple[MaskKind, int], ...] = (
     ("bias", 30), ("causal", 30), ("padding", 12), ("window", 8), ("alibi", 8), ("prefix", 6), ("documents", 6),
@@ -90,7 +89,7 @@ _INPUTS: dict[str, Callable[[Attention, Dims], Mapping[str, str]]] = {
     "attention_where": _make_bias_input,
 }
 
-for _name, _row in tomllib.loads(resources.files(__package__).joinpath("parts.toml").read_text("utf-8")).items():
+for _name, _row in read_table(__package__, "parts").items():
     _idiom = read_idiom(_name, _row)
     if _name in _INPUTS:
         _idiom = replace(_idiom, attention=replace(_idiom.attention, inputs=_INPUTS[_name]))

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
-import importlib.resources
 import importlib.util
 import os
 import tempfile
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any, Literal, get_args
 import platformdirs
 
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.model.tables import read_table
 
 _TIMM = "timm/"
 
@@ -46,8 +45,7 @@ class Architecture:
 
 @functools.cache
 def _load_table() -> dict[str, Architecture]:
-    text = importlib.resources.files(__package__).joinpath("table.toml").read_text(encoding="utf-8")
-    rows: dict[str, dict[str, Any]] = tomllib.loads(text)
+    rows: dict[str, dict[str, Any]] = read_table(__package__, "table")
     return {name: Architecture(name, **{"model": name.removeprefix(_TIMM), **row}) for name, row in rows.items()}
 
 

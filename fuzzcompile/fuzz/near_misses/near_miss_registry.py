@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import resources
 from typing import Any
 
 from fuzzcompile.fuzz.generation.spec import (
@@ -23,6 +21,7 @@ from fuzzcompile.fuzz.generation.spec import (
     Predicate,
 )
 from fuzzcompile.fuzz.idioms.registry import AttentionTraits, draw_choices, find_attention_traits, list_traits
+from fuzzcompile.model.tables import read_table
 from fuzzcompile.model.templates import expand_macro, get_template
 from fuzzcompile.programs.edits.tensor_values import LAYOUTS, VALUES
 
@@ -277,9 +276,8 @@ def _iter_values() -> Iterator[NearMiss]:
 
 
 def _register_rows() -> None:
-    text = resources.files(__package__).joinpath("near_misses.toml").read_text("utf-8")
     generated = {"layouts": _iter_layouts, "values": _iter_values}
-    for name, row in tomllib.loads(text).items():
+    for name, row in read_table(__package__, "near_misses").items():
         if name in generated:
             for operator in generated[name]():
                 _register_near_miss(operator)

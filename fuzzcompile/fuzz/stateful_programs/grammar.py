@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from string import Template
-from typing import Any
 
 import msgspec
 
 from fuzzcompile.fuzz.generation.spec import CaseSpec, ClassText, Container, Pen, StatefulProgram, Weights
+from fuzzcompile.model.tables import read_table
 
 Lines = tuple[str, ...]
 
@@ -67,26 +65,24 @@ class ValueKind:
     callable: bool = False
 
 
-def _read_table(name: str) -> dict[str, Any]:
-    return tomllib.loads(resources.files(__package__).joinpath(f"{name}.toml").read_text("utf-8"))
-
-
 @cache
 def load_rows(table: str) -> tuple[StateRow, ...]:
     """The rows of ``carriers``, ``changes``, ``effects`` or ``constructs``, in order."""
-    return tuple(msgspec.convert({"name": name, **row}, StateRow) for name, row in _read_table(table).items())
+    rows = read_table(__package__, table)
+    return tuple(msgspec.convert({"name": name, **row}, StateRow) for name, row in rows.items())
 
 
 @cache
 def load_kinds() -> tuple[ValueKind, ...]:
     """The kinds of values, in order."""
-    return tuple(msgspec.convert({"name": name, **row}, ValueKind) for name, row in _read_table("kinds").items())
+    rows = read_table(__package__, "kinds")
+    return tuple(msgspec.convert({"name": name, **row}, ValueKind) for name, row in rows.items())
 
 
 @cache
 def load_definitions() -> tuple[dict[str, str], dict[str, str]]:
     """The modules of imported names (empty for a module itself), and the texts of definitions, by name."""
-    table = _read_table("definitions")
+    table = read_table(__package__, "definitions")
     return table["imports"], table["definitions"]
 
 

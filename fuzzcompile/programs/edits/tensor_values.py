@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Literal
+
+from fuzzcompile.model.tables import read_table
 
 InputLayout = Literal["contiguous", "transposed", "outer_last", "sliced", "offset", "expanded", "channels_last"]
 Shape = tuple[int, ...]
@@ -22,10 +22,7 @@ class Values:
     summary: str
 
 
-VALUES = {
-    name: Values(**entry)
-    for name, entry in tomllib.loads(Path(__file__).with_name("values.toml").read_text(encoding="utf-8")).items()
-}
+VALUES = {name: Values(**entry) for name, entry in read_table(__package__, "values").items()}
 _LARGE = {"float16": "1e2"}
 _DENORMAL = {"float16": "1e-6", "float64": "1e-310"}
 # The functions that expressions call.
