@@ -197,7 +197,7 @@ def _note_failure(
         yield
     except Exception as error:  # re-raised: only noted here
         if lowered is not None:
-            lowered.record_failure(place, find_nodes(), error, operator=watch.raised_in if place == CODEGEN else "")
+            lowered.record_failure(place, find_nodes(), error, watch.raised_in if place == CODEGEN else "")
         raise
 
 

@@ -401,15 +401,15 @@ def _run_on_filled(func: OpOverload, args: tuple[object, ...], kwargs: dict[str,
     tensors = [value for value in flat if isinstance(value, torch.Tensor)]
     sizes = [size for tensor in tensors for size in (*tensor.size(), *tensor.stride())]
     symbolic = any(isinstance(value, torch.SymInt) for value in (*flat, *sizes))
-    if not tensors or any(_get_hint(value) is None for value in (*flat, *sizes) if isinstance(value, torch.SymInt)):
+    if not tensors or any(get_hint(value) is None for value in (*flat, *sizes) if isinstance(value, torch.SymInt)):
         return None, symbolic
     fake = importlib.import_module(FAKE_TENSOR_MODULE).FakeTensor
 
     def fill_in(value: object, fill: int) -> object:
         if not isinstance(value, fake):
-            return _get_hint(value) if isinstance(value, torch.SymInt) else value
+            return get_hint(value) if isinstance(value, torch.SymInt) else value
         tensor = cast("FakeTensor", value)
-        size, stride = (list(map(_get_hint, numbers)) for numbers in (tensor.size(), tensor.stride()))
+        size, stride = (list(map(get_hint, numbers)) for numbers in (tensor.size(), tensor.stride()))
         made = torch.empty_strided(
             cast("Any", size), cast("Any", stride), dtype=tensor.dtype, device=tensor.fake_device
         )
@@ -429,7 +429,7 @@ def _run_on_filled(func: OpOverload, args: tuple[object, ...], kwargs: dict[str,
     return result, symbolic
 
 
-def _get_hint(size: object) -> int | None:
+def get_hint(size: object) -> int | None:
     """A size as it was when the program ran; None where nothing is known of it."""
     return size if isinstance(size, int) else getattr(getattr(size, "node", None), "hint", None)
 
@@ -438,7 +438,7 @@ def _lay_out_alike(said: object, kernel: object) -> object:
     """A fake tensor of the sizes that were ``said``, in the dtype and order of dimensions of the kernel's result."""
     if not isinstance(said, torch.Tensor) or not isinstance(kernel, torch.Tensor):
         return said
-    if list(map(_get_hint, said.shape)) != list(kernel.shape) or said.device != kernel.device:
+    if list(map(get_hint, said.shape)) != list(kernel.shape) or said.device != kernel.device:
         return said
     strides: list[Any] = [1] * said.dim()
     step: Any = 1
@@ -447,4 +447,4 @@ def _lay_out_alike(said: object, kernel: object) -> object:
         step = step * said.shape[dim]
     made = torch.empty_strided(said.shape, strides, dtype=kernel.dtype, device=said.device)
     pairs = zip(kernel.shape, made.stride(), kernel.stride(), strict=True)
-    return made if all(size == 1 or _get_hint(ours) == theirs for size, ours, theirs in pairs) else said
+    return made if all(size == 1 or get_hint(ours) == theirs for size, ours, theirs in pairs) else said

@@ -516,9 +516,7 @@ class LoweredGraph:
         inner = [getattr(backend, "_triton_scheduling", backend) for backend in backends.values()]
         return tuple(name for backend in inner for name in list_class_names(backend))
 
-    def record_failure(
-        self, place: str, nodes: tuple[str, ...], error: BaseException, kernel: str | None = None, operator: str = ""
-    ) -> None:
+    def record_failure(self, place: str, nodes: tuple[str, ...], error: BaseException, operator: str) -> None:
         """Note where an exception rose first; ``operator`` is the one whose code was being written."""
         if self.failed is None:
             lines = str(error).strip().splitlines()
@@ -526,7 +524,7 @@ class LoweredGraph:
             source, line, function = find_raise_place(error)
             # The functions that analyse or write the code of an operator are called as it is.
             named = tuple(dict.fromkeys(name for name in (operator, function) if place == CODEGEN and name))
-            self.failed = LoweringFailure(place, nodes, kernel, message, source, line, named)
+            self.failed = LoweringFailure(place, nodes, None, message, source, line, named)
 
     def record_refusal(self, kernel: Kernel, error: BaseException) -> None:
         """Note that a compiler refused the generated code of a kernel."""

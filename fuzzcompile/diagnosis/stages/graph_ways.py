@@ -27,7 +27,7 @@ from fuzzcompile.compiler.graph_replay import (
     list_random_calls,
     replay_graph,
 )
-from fuzzcompile.compiler.operators.operator_application import find_fake_function
+from fuzzcompile.compiler.operators.operator_application import find_fake_function, get_hint
 from fuzzcompile.compiler.watch.aot_autograd import (
     describe_partitioner,
     make_partitioning_without_repeated_draws,
@@ -407,18 +407,14 @@ def _word_metadata(record: GraphRecord, parting: ways.PartedStep[_Recorded]) -> 
 def _describe_metadata(tensor: torch.Tensor, *, strides: bool) -> str | None:
     """Dtype, shape and the strides that are followed; None where a size is not known."""
     try:
-        shape = [_get_hint(size) for size in tensor.shape]
-        steps = [_get_hint(step) for step in tensor.stride()] if strides else []
+        shape = [get_hint(size) for size in tensor.shape]
+        steps = [get_hint(step) for step in tensor.stride()] if strides else []
     except (ValueError, RuntimeError):
         return None
     if None in shape or None in steps:
         return None
     followed = [step for size, step in zip(shape, steps, strict=False) if size != 1] if 0 not in shape else []
     return f"{tensor.dtype} {tuple(shape)}" + (f" strides {tuple(followed)}" if strides else "")
-
-
-def _get_hint(size: Any) -> int | None:
-    return size if isinstance(size, int) else getattr(getattr(size, "node", None), "hint", None)
 
 
 _METADATA = (Verdict.METADATA, Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR)

@@ -134,13 +134,13 @@ def _stride(of: Layout) -> Layout | None:
     return made if made is not None and made.is_inside else None
 
 
-def _retype(of: Layout, source: str, target: str) -> Layout | None:
+def _view_as_int32(of: Layout, source: str) -> Layout | None:
     if of.dtype != source or not of.rank or of.strides[-1] != 1:
         return None
-    ratio = WIDTHS[source] // WIDTHS[target]
+    ratio = WIDTHS[source] // WIDTHS["int32"]
     strides = (*(stride * ratio for stride in of.strides[:-1]), 1)
     return replace(
-        of, dtype=target, shape=(*of.shape[:-1], of.shape[-1] * ratio), strides=strides, offset=of.offset * ratio
+        of, dtype="int32", shape=(*of.shape[:-1], of.shape[-1] * ratio), strides=strides, offset=of.offset * ratio
     )
 
 
@@ -165,8 +165,8 @@ VIEWS = (
     View("view_gaps", "$a.unfold(0, 2, 3)", 5, lambda of: _window(of, 2, 3)),
     View("view_strided", "$a.as_strided((2, 3), (1, 2))", 4, _stride),
     View("view_expanded", "$a.expand(2, -1)", 4, _expand),
-    View("view_int32", "$a.view(torch.int32)", 4, lambda of: _retype(of, "int64", "int32")),
-    View("view_bits", "$a.view(torch.int32)", 4, lambda of: _retype(of, "float32", "int32")),
+    View("view_int32", "$a.view(torch.int32)", 4, lambda of: _view_as_int32(of, "int64")),
+    View("view_bits", "$a.view(torch.int32)", 4, lambda of: _view_as_int32(of, "float32")),
     View("view_detached", "$a.detach()", 5, lambda of: of),
     View("view_alike", "$a.view_as($a)", 5, lambda of: of),
     View("view_set", "torch.empty(0, dtype=$a.dtype).set_($a)", 2, lambda of: of),

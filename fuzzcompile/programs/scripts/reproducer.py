@@ -136,16 +136,14 @@ def confirm_reproducer(source: str, *, plants: Sequence[Path] = (), timeout: flo
     return replace(ran, confirmed=ran.status == 1 and said)
 
 
-def confirm_for_target(
-    source: str, report: ReportJson, *, plants: Sequence[Path] = (), timeout: float = 240
-) -> FinishedProcess:
+def confirm_for_target(source: str, report: ReportJson, *, plants: Sequence[Path] = ()) -> FinishedProcess:
     """Judge a reproducer for the target of ``report`` in a clean process: by itself it needs a GPU.
 
     It must show the bug of ``report``. It is judged with ``plants``.
     """
     planted = [argument for plant in plants for argument in ("--plant", str(plant))]
     command = ("-m", "fuzzcompile", "triage", "--json", "--target", read_target(report) or "", *planted)
-    ran = run_alone(source, command=command, environment=OWN_PACKAGE, timeout=timeout)
+    ran = run_alone(source, command=command, environment=OWN_PACKAGE, timeout=240)
     try:
         reached = json.loads(next((line for line in ran.output.splitlines() if line.startswith("{")), "{}"))
     except json.JSONDecodeError:
