@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import Counter
@@ -226,14 +227,14 @@ class TriageReport:
             return None
         culprit = self.attribution.culprit
         details = culprit.details if culprit is not None else {}
-        return find_symptom(str(self.verdict), self._make_evidence()["outputs"], details)
+        return find_symptom(str(self.verdict), self._outputs, details)
 
     def _rests_on_program(self) -> bool:
         """Return whether values or memory are wrong without a proved cause; a hit of a proved finding is proved."""
         culprit, attribution = self.attribution.culprit, self.attribution
         if attribution.known or (culprit is not None and culprit.necessary):
             return False
-        return rate_bug(str(self.verdict), self._make_evidence()["outputs"]) in (Severity.SILENT, Severity.ALIASING)
+        return rate_bug(str(self.verdict), self._outputs) in (Severity.SILENT, Severity.ALIASING)
 
     def to_json(self) -> ReportJson:
         """The object that ``fuzzcompile triage --json`` prints."""
@@ -287,8 +288,13 @@ class TriageReport:
 
     def _make_evidence(self) -> EvidenceJson:
         shared = {key: getattr(self, key) for key in EvidenceJson.__annotations__ if key not in _OTHER_EVIDENCE}
-        outputs = [self._make_output(comparison) for comparison in self.comparisons]
-        return cast(EvidenceJson, {"outputs": outputs, **shared, "promise": self.promise if self.is_bug else None})
+        return cast(
+            EvidenceJson, {"outputs": self._outputs, **shared, "promise": self.promise if self.is_bug else None}
+        )
+
+    @functools.cached_property
+    def _outputs(self) -> list[OutputJson]:
+        return [self._make_output(comparison) for comparison in self.comparisons]
 
     def _make_output(self, comparison: Comparison) -> OutputJson:
         """A comparison as evidence, without what only the judge reads."""
