@@ -29,7 +29,7 @@ from torch._inductor.pattern_matcher import (
     register_replacement,
 )
 
-from fuzzcompile.compiler.watch.rule_labels import get_module_file
+from fuzzcompile.run.code_files import get_module_file
 
 aten = torch.ops.aten
 ERROR = 0.01

@@ -20,7 +20,8 @@ import torch
 from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from fuzzcompile.compiler.watch.rule_labels import find_source, shorten_file
+from fuzzcompile.compiler.watch.rule_labels import find_source
+from fuzzcompile.run.code_files import shorten_file
 from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
 # Functions by whose names the same question is asked, of torch and of libraries: whoever calls them asks.

@@ -30,7 +30,7 @@ from fuzzcompile.model.errors import UsageError, describe_error
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import LOWERING, POST_GRAD, PRE_GRAD
 from fuzzcompile.run.case import CompileSettings
-from fuzzcompile.run.code_owner import INSTALLED
+from fuzzcompile.run.code_files import INSTALLED
 from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
 # Import of what a user's ``module:attribute`` names.

@@ -21,7 +21,7 @@ from fuzzcompile.compiler.watch.torch_patch import Function, IntendedError
 from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import PRE_GRAD
-from fuzzcompile.run.code_owner import Owner, find_owner
+from fuzzcompile.run.code_files import Owner, find_owner
 
 # Source of dynamo's own handling of a function.
 

@@ -35,7 +35,7 @@ from fuzzcompile.compiler.python_values import (
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.torch_patch import Function, IntendedError
 from fuzzcompile.compiler.watch.unseen import Unseen
-from fuzzcompile.run.code_owner import Owner, find_owner
+from fuzzcompile.run.code_files import Owner, find_owner
 
 _MOST_STEPS = 100_000
 

@@ -18,7 +18,6 @@ from fuzzcompile.compiler.session import find_path
 from fuzzcompile.compiler.torch_config import has_entry, load_config
 from fuzzcompile.compiler.watch.fresh_calls import BUILDER
 from fuzzcompile.compiler.watch.ledger import GuardRecord, Ledger
-from fuzzcompile.compiler.watch.rule_labels import get_module_file
 from fuzzcompile.diagnosis.attribution.culprit import Ablation, Attribution, Culprit, Workaround
 from fuzzcompile.diagnosis.decision import Decision
 from fuzzcompile.diagnosis.trials.experiments import Experiments
@@ -29,6 +28,7 @@ from fuzzcompile.model.facts import UnsafeSetting, facts
 from fuzzcompile.model.stages import DYNAMO, RUNTIME, find_file_stage
 from fuzzcompile.model.verdicts import AGREEING, Verdict
 from fuzzcompile.run.call_state import CallState, FactKind, StateFact
+from fuzzcompile.run.code_files import get_module_file
 
 # Changed facts that a report lists.
 _MOST = 8

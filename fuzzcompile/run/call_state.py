@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from fuzzcompile.run.case import Arguments, Reachable
-from fuzzcompile.run.code_owner import is_user_file
+from fuzzcompile.run.code_files import is_user_file
 from fuzzcompile.run.reachable_state import (
     HOOK_TABLES,
     MODULE_TABLES,

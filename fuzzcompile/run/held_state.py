@@ -16,7 +16,7 @@ import numpy
 import torch
 from torch import nn
 
-from fuzzcompile.run.code_owner import is_user_file
+from fuzzcompile.run.code_files import is_user_file
 from fuzzcompile.run.reachable_state import (
     MODULE_TABLES,
     get_own_dict,

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.run.case import Arguments
-from fuzzcompile.run.code_owner import is_user_file
+from fuzzcompile.run.code_files import is_user_file
 from fuzzcompile.run.tensors import is_wrapped, unwrap
 
 # A program's state does not have more objects than this; the walk ends there.

@@ -10,11 +10,9 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import is_compiler
-from fuzzcompile.run.code_owner import Owner, find_owner
+from fuzzcompile.run.code_files import Owner, find_owner, shorten_file
 from fuzzcompile.run.observation import GeneratedPlace
 from fuzzcompile.run.subprocesses import find_toolchain_fault
 
@@ -22,7 +20,6 @@ from fuzzcompile.run.subprocesses import find_toolchain_fault
 _GENERATED = "torch._inductor."
 _MOST_FRAMES = 3
 _FACTS = facts().errors
-_PACKAGES = Path(torch.__file__).parent.parent
 
 
 _Place = tuple[str, int, str]  # file, line and function
@@ -61,8 +58,8 @@ def find_generated_place(error: BaseException) -> GeneratedPlace | None:
     frame, line = next(reversed(list(traceback.walk_tb(error.__traceback__))), (None, 0))
     if frame is None or not str(frame.f_globals.get("__name__", "")).startswith(_GENERATED):
         return None
-    path = Path(frame.f_code.co_filename)
-    source = "" if path.is_relative_to(_PACKAGES) else "".join(linecache.getlines(str(path)))
+    file = frame.f_code.co_filename
+    source = "".join(linecache.getlines(file)) if find_owner(file) is Owner.PROGRAM else ""
     return GeneratedPlace(source, line) if source else None
 
 
@@ -91,26 +88,25 @@ def _is_raised_again(error: BaseException) -> bool:
     return type(error).__module__ == "torch._dynamo.exc"
 
 
-def _list_places(error: BaseException, name_file: Callable[[Path], str | None]) -> list[_Place]:
+def _list_places(error: BaseException, name_file: Callable[[str], str | None]) -> list[_Place]:
     passed = (
-        (name_file(Path(frame.f_code.co_filename)), line, frame.f_code.co_name)
+        (name_file(frame.f_code.co_filename), line, frame.f_code.co_name)
         for frame, line in traceback.walk_tb(error.__traceback__)
     )
     return [(name, line, function) for name, line, function in passed if name is not None]
 
 
-def _name_compiler_file(path: Path) -> str | None:
-    name = path.relative_to(_PACKAGES).as_posix() if path.is_relative_to(_PACKAGES) else ""
+def _name_compiler_file(file: str) -> str | None:
+    name = shorten_file(file)
     return name if is_compiler(name) else None
 
 
-def _name_lowering_file(path: Path) -> str | None:
+def _name_lowering_file(file: str) -> str | None:
     """The name of a file of Inductor or of a user's code; None for any other."""
-    if path.is_relative_to(_PACKAGES):
-        name = path.relative_to(_PACKAGES).as_posix()
+    name, owner = shorten_file(file), find_owner(file)
+    if owner is Owner.TORCH:
         return name if name.startswith("torch/_inductor/") else None
-    foreign = find_owner(str(path)) in (Owner.PYTHON, Owner.FUZZCOMPILE) or not path.is_file()
-    return None if foreign else path.name
+    return name if owner is Owner.PROGRAM and Path(file).is_file() else None
 
 
 def _is_forwarding(name: str, line: int, function: str) -> bool:

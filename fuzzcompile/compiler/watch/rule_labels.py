@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import fx
 
 from fuzzcompile.compiler.veto_names import matches_veto
 from fuzzcompile.compiler.watch.ledger import Label
 from fuzzcompile.model.custom import is_custom
 from fuzzcompile.model.facts import facts
+from fuzzcompile.run.code_files import shorten_file
 
 #: Attribute of a check that stands in the place of an entry's own, which it holds.
 OWN_CHECK = "__wrapped_check__"
@@ -58,18 +58,6 @@ def find_source(function: Any) -> tuple[str | None, int | None]:
     """File (relative to site-packages, ``torch/_inductor/…``) and first line of a function."""
     code = getattr(_unwrap_function(function), "__code__", None)
     return (None, None) if code is None else (shorten_file(code.co_filename), code.co_firstlineno)
-
-
-@functools.lru_cache(maxsize=1024)
-def shorten_file(file: str) -> str:
-    """A file relative to the folder that holds torch; of any other, its name."""
-    path, root = Path(file), Path(torch.__file__).parent.parent
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
-
-
-def get_module_file(module: str) -> str:
-    """The file of a module, as :func:`shorten_file` gives it: ``torch/_inductor/lowering.py``."""
-    return f"{module.replace('.', '/')}.py"
 
 
 def get_base_name(rewrite: str) -> str:

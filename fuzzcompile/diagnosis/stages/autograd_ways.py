@@ -22,7 +22,7 @@ from fuzzcompile.compiler.operators.operator_crossref import ComparedCall, compa
 from fuzzcompile.compiler.watch import aot_autograd
 from fuzzcompile.compiler.watch.ledger import Snapshot
 from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS
-from fuzzcompile.compiler.watch.rule_labels import find_location, get_module_file
+from fuzzcompile.compiler.watch.rule_labels import find_location
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Divergence
 from fuzzcompile.diagnosis.attribution.steps import find_shared_memory
 from fuzzcompile.diagnosis.operators.operator_ways import (
@@ -40,6 +40,7 @@ from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import FUNCTIONALIZATION, JOINT_GRAPH, PRE_GRAD
 from fuzzcompile.model.thresholds import OTHER_NUMBERS, SEMANTIC_STEP
 from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.run.code_files import get_module_file
 from fuzzcompile.run.tensors import list_significant_strides
 
 # What AOTAutograd assumes of dynamo's graphs and of tangents, against what a run shows.

@@ -12,7 +12,6 @@ from fuzzcompile.compiler.instructions import (
     list_settings,
     record_instructions,
 )
-from fuzzcompile.compiler.watch.rule_labels import get_module_file, shorten_file
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit
 from fuzzcompile.diagnosis.stages.tracing_ways import run_calls_eagerly
 from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY
@@ -20,6 +19,7 @@ from fuzzcompile.diagnosis.trials.experiments import run_compiled
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DYNAMO
+from fuzzcompile.run.code_files import get_module_file, shorten_file
 
 _TRIED = 3
 _SETTINGS = 2  # of these, where later calls are tried too

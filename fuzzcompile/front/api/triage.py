@@ -29,7 +29,7 @@ from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.programs.capture.invocation import Invocation, Unsendable, capture_invocation, restore_after, send
 from fuzzcompile.programs.casefiles.case_file import SENT_SUFFIX
 from fuzzcompile.run.case import Arguments, CompileSettings
-from fuzzcompile.run.code_owner import is_user_file
+from fuzzcompile.run.code_files import is_user_file
 from fuzzcompile.run.device import resolve_device
 from fuzzcompile.run.plants import check_plants
 from fuzzcompile.run.pool.worker_pool import WorkerPool

@@ -14,7 +14,7 @@ import torch
 
 from fuzzcompile.compiler.rule_catalogue import KnownRule, list_known_rules
 from fuzzcompile.compiler.torch_config import MISSING, get_setting
-from fuzzcompile.compiler.watch.rule_labels import get_base_name, get_family, get_module_file
+from fuzzcompile.compiler.watch.rule_labels import get_base_name, get_family
 from fuzzcompile.fuzz.focus.code_graph import CodeGraph, DefinitionPlace
 from fuzzcompile.fuzz.rules.rule_code import list_code_places, list_pattern_operators
 from fuzzcompile.fuzz.rules.rule_programs import make_rule_programs
@@ -24,6 +24,7 @@ from fuzzcompile.model.focus_plan import FocusAim, FocusPlan, FocusQuestion, Spa
 from fuzzcompile.model.inductor_toggles import merge_settings, solve_switches, switch_entry_on
 from fuzzcompile.model.stages import DECOMPOSITION, LOWERING, STAGES
 from fuzzcompile.programs.edits.pattern_program import PatternProgram
+from fuzzcompile.run.code_files import get_module_file
 from fuzzcompile.run.pool.worker import get_current_device, say
 
 _NEAREST = 4

@@ -15,10 +15,10 @@ from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.rule_catalogue import KnownRule, get_target_name
 from fuzzcompile.compiler.torch_config import get_setting, load_config
-from fuzzcompile.compiler.watch import rule_labels
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.inductor_toggles import Settings, solve_switches
 from fuzzcompile.model.stages import FREEZING
+from fuzzcompile.run.code_files import shorten_file
 from fuzzcompile.run.reachable_state import list_global_names
 
 _DEEPEST = 3
@@ -82,7 +82,7 @@ def _is_of_rules(held: object) -> bool:
 def list_code_places(rule: KnownRule) -> list[tuple[str, int]]:
     """File (relative to the folder that holds torch) and first line of each function that makes up the rule."""
     codes = [function.__code__ for function in list_functions(rule.made_of)]
-    return sorted({(rule_labels.shorten_file(code.co_filename), code.co_firstlineno) for code in codes})
+    return sorted({(shorten_file(code.co_filename), code.co_firstlineno) for code in codes})
 
 
 def iter_alternatives(pattern: object) -> Iterator[Sequence[Any]]:

@@ -43,7 +43,7 @@ from fuzzcompile.programs.casefiles.case_file import CaseFile, read_case_file
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run.case import Arguments, Case
 from fuzzcompile.run.case_program import RUN_SEED, build
-from fuzzcompile.run.code_owner import is_user_file
+from fuzzcompile.run.code_files import is_user_file
 from fuzzcompile.run.device import seed_everything
 from fuzzcompile.run.reachable_state import (
     ReachedObjects,

@@ -38,7 +38,7 @@ from fuzzcompile.programs.capture.case_loader import runs_own_backward
 from fuzzcompile.programs.capture.interception import CallHistory, make_captured_case, name_target, roots_of_call
 from fuzzcompile.programs.capture.state import Ambient, PresentState
 from fuzzcompile.run.case import Arguments, Case, CompileSettings
-from fuzzcompile.run.code_owner import is_user_file
+from fuzzcompile.run.code_files import is_user_file
 from fuzzcompile.run.reachable_state import ReachedObjects, name_arguments
 from fuzzcompile.run.tensors import list_tensors
 

@@ -25,7 +25,7 @@ import torch
 
 from fuzzcompile.compiler.torch_api import CUDA
 from fuzzcompile.compiler.torch_config import find_import_variables
-from fuzzcompile.run.code_owner import is_user_file
+from fuzzcompile.run.code_files import is_user_file
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Whose code a file holds: the program's own, a library's, torch's, Python's, or fuzzcompile's."""
+"""Files of code: whose a file is (the program's own, a library's, torch's, Python's, ours), and its name in reports."""
 
 from __future__ import annotations
 
@@ -39,6 +39,18 @@ def find_owner(file: str) -> Owner:
         return Owner.LIBRARY
     python = file.startswith("<frozen") or path.is_relative_to(_STANDARD_LIBRARY)
     return Owner.PYTHON if python else Owner.PROGRAM
+
+
+@functools.lru_cache(maxsize=1024)
+def shorten_file(file: str) -> str:
+    """A file relative to the folder that holds torch (``torch/_inductor/lowering.py``); of any other, its name."""
+    path = Path(file)
+    return path.relative_to(_TORCH.parent).as_posix() if path.is_relative_to(_TORCH.parent) else path.name
+
+
+def get_module_file(module: str) -> str:
+    """The file of a module of torch, as :func:`shorten_file` gives it."""
+    return f"{module.replace('.', '/')}.py"
 
 
 def is_user_file(filename: str) -> bool:
