@@ -21,7 +21,7 @@ from fuzzcompile.compiler.watch.torch_patch import Function, IntendedError
 from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import PRE_GRAD
-from fuzzcompile.run.code_files import Owner, find_owner
+from fuzzcompile.run.code_files import find_owner
 
 # Source of dynamo's own handling of a function.
 
@@ -114,7 +114,7 @@ def format_break(text: str, stack: Sequence[traceback.FrameSummary] = ()) -> str
     if len(line) > _LONGEST:
         line = line[: _LONGEST - 1] + "…"
     frames = [frame for frame in stack if hasattr(frame, "filename")]
-    own = [frame for frame in frames if find_owner(frame.filename) is Owner.PROGRAM]
+    own = [frame for frame in frames if find_owner(frame.filename) == "program"]
     frame = next(iter((own or frames)[-1:]), None)
     if _LOOP in text:
         line = f"{line}; in a loop, so that all of {frame.name if frame else 'the function'} runs uncompiled"

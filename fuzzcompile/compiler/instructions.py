@@ -35,7 +35,7 @@ from fuzzcompile.compiler.python_values import (
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.torch_patch import Function, IntendedError
 from fuzzcompile.compiler.watch.unseen import Unseen
-from fuzzcompile.run.code_files import Owner, find_owner
+from fuzzcompile.run.code_files import find_owner
 
 _MOST_STEPS = 100_000
 
@@ -150,7 +150,7 @@ def wrap_step(trace: InstructionTrace, original: Function, translator: Any, *res
 
 def is_of_program(code: CodeType) -> bool:
     """Return whether code is of the program, or of a library it uses."""
-    return find_owner(code.co_filename) in (Owner.PROGRAM, Owner.LIBRARY)
+    return find_owner(code.co_filename) in ("program", "library")
 
 
 # Eager mode.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import sysconfig
-from enum import Enum
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -13,18 +13,9 @@ from fuzzcompile.model.versions import PACKAGE
 
 INSTALLED = ("site-packages", "dist-packages")
 """Folders that libraries are installed into."""
+Owner = Literal["program", "library", "torch", "python", "fuzzcompile"]
 _TORCH = Path(torch.__file__).parent
 _STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
-
-
-class Owner(Enum):
-    """Whose code a file holds."""
-
-    PROGRAM = "program"
-    LIBRARY = "library"
-    TORCH = "torch"
-    PYTHON = "python"
-    FUZZCOMPILE = "fuzzcompile"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -32,13 +23,13 @@ def find_owner(file: str) -> Owner:
     """Whose code a file holds; that of a file which is nowhere, as ``<string>``, is the program's."""
     path = Path(file)
     if path.is_relative_to(PACKAGE):
-        return Owner.FUZZCOMPILE
+        return "fuzzcompile"
     if path.is_relative_to(_TORCH):
-        return Owner.TORCH
+        return "torch"
     if any(folder in path.parts for folder in INSTALLED):  # it may lie in the folder of Python's own library
-        return Owner.LIBRARY
+        return "library"
     python = file.startswith("<frozen") or path.is_relative_to(_STANDARD_LIBRARY)
-    return Owner.PYTHON if python else Owner.PROGRAM
+    return "python" if python else "program"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -55,4 +46,4 @@ def get_module_file(module: str) -> str:
 
 def is_user_file(filename: str) -> bool:
     """Return whether this is a file of Python of the program's own."""
-    return filename.endswith(".py") and find_owner(filename) is Owner.PROGRAM
+    return filename.endswith(".py") and find_owner(filename) == "program"

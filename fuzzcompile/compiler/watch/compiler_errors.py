@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import is_compiler
-from fuzzcompile.run.code_files import Owner, find_owner, shorten_file
+from fuzzcompile.run.code_files import find_owner, shorten_file
 from fuzzcompile.run.observation import GeneratedPlace
 from fuzzcompile.run.subprocesses import find_toolchain_fault
 
@@ -59,7 +59,7 @@ def find_generated_place(error: BaseException) -> GeneratedPlace | None:
     if frame is None or not str(frame.f_globals.get("__name__", "")).startswith(_GENERATED):
         return None
     file = frame.f_code.co_filename
-    source = "".join(linecache.getlines(file)) if find_owner(file) is Owner.PROGRAM else ""
+    source = "".join(linecache.getlines(file)) if find_owner(file) == "program" else ""
     return GeneratedPlace(source, line) if source else None
 
 
@@ -104,9 +104,9 @@ def _name_compiler_file(file: str) -> str | None:
 def _name_lowering_file(file: str) -> str | None:
     """The name of a file of Inductor or of a user's code; None for any other."""
     name, owner = shorten_file(file), find_owner(file)
-    if owner is Owner.TORCH:
+    if owner == "torch":
         return name if name.startswith("torch/_inductor/") else None
-    return name if owner is Owner.PROGRAM and Path(file).is_file() else None
+    return name if owner == "program" and Path(file).is_file() else None
 
 
 def _is_forwarding(name: str, line: int, function: str) -> bool:
