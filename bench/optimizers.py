@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import hashlib
 import json
 import re
 import subprocess
@@ -36,6 +35,7 @@ from optimizer_scripts import Program, list_programs
 import fuzzcompile
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.errors import FuzzcompileError
+from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.run.device import describe_environment, resolve_device
 
 _MADE_BY = "<!-- made by: python bench/optimizers.py"
@@ -113,7 +113,7 @@ def main() -> None:
         chosen = [each for each in programs if not given.only or any(word in each.name for word in given.only)]
         for program in () if given.tables else chosen:
             known = rows.get(program.name)
-            if program.left_out or (known and known.sha == _hash(program) and not given.again):
+            if program.left_out or (known and known.sha == hash_source(program.source) and not given.again):
                 continue
             rows[program.name] = row = judge(program)
             with given.state.open("a", encoding="utf-8") as state:
@@ -139,13 +139,9 @@ def judge(program: Program) -> Row:
     try:
         exec(compile(source, "script.py", "exec"), names)
     except FuzzcompileError as error:
-        return Row(program.name, _hash(program), time.monotonic() - start, error=str(error))
+        return Row(program.name, hash_source(program.source), time.monotonic() - start, error=str(error))
     seconds, report = time.monotonic() - start, names["report"].json
-    return Row(program.name, _hash(program), seconds, report, updates=program.measure_updates())
-
-
-def _hash(program: Program) -> str:
-    return hashlib.sha256(program.source.encode()).hexdigest()
+    return Row(program.name, hash_source(program.source), seconds, report, updates=program.measure_updates())
 
 
 def iter_lines(programs: Sequence[Program], rows: Mapping[str, Row]) -> Iterator[str]:

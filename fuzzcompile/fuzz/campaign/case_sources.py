@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.fuzz.opinfo_cells import CellSource, OpInfoCell, OpInfoOperator, order_cells
 from fuzzcompile.fuzz.worker_tasks import LIST_OPERATORS, WRITE_CELLS
 from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError
+from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.run.pool.worker import WorkerFailed, WorkerStartFailed
 from fuzzcompile.run.pool.worker_pool import WorkerPool
 
@@ -54,7 +54,7 @@ class DrawnCase:
     @cached_property
     def sha256(self) -> str:
         """The hash that identifies the source."""
-        return hashlib.sha256(self.source.encode()).hexdigest()
+        return hash_source(self.source)
 
     @property
     def kind(self) -> str:
@@ -142,7 +142,7 @@ class VariationSource(CaseSource):
     @property
     def name(self) -> str:
         """``from=`` and a hash of the varied source."""
-        return f"from={hashlib.sha256(self.survey.source.encode()).hexdigest()[:12]}"
+        return f"from={hash_source(self.survey.source)[:12]}"
 
     def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase:
         """Return the ``candidate``-th variation for a place in the stream; index 0 is the case itself."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +47,7 @@ from fuzzcompile.fuzz.stateful_programs.grammar import draw_state
 from fuzzcompile.model.contract import AOTI, COMPILE, EXPORT
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.inductor_toggles import EAGER_NUMBERS, FOR_GPU, OWN_RANDOM_STREAM
+from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.programs.edits.tensor_values import InputLayout
 
 # Percentage of cases that are a plain attention, without a near miss; of stateful programs among the others; of aliased
@@ -362,7 +362,7 @@ class GeneratedCase:
     @cached_property
     def sha256(self) -> str:
         """Identity of the case: the hash of its source."""
-        return hashlib.sha256(self.source.encode()).hexdigest()
+        return hash_source(self.source)
 
 
 def draw_case_at(seed: int, index: int, profile: Profile) -> GeneratedCase:
