@@ -20,7 +20,6 @@ from fuzzcompile.compiler.watch.recorder import Recorder
 from fuzzcompile.compiler.watch.rule_labels import find_source
 from fuzzcompile.compiler.watch.torch_patch import Function
 from fuzzcompile.model.facts import facts
-from fuzzcompile.run.code_files import get_module_file
 from fuzzcompile.run.metrics import have_same_values
 from fuzzcompile.run.tensors import copy_tree, share_storage
 
