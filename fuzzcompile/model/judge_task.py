@@ -11,7 +11,7 @@ from fuzzcompile.model.conditions import Question
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.custom import LoadedCustom
 from fuzzcompile.model.focus_plan import FocusObservation, FocusWatch
-from fuzzcompile.model.verdicts import CoverageCount
+from fuzzcompile.model.verdicts import Comparison, CoverageCount
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,36 @@ class JudgeResult:
 
 
 @dataclass(frozen=True)
+class LossTrial:
+    """One compile of a case that takes its process down, in a worker of its own: what was changed, and the outcome.
+
+    ``labels`` are the rewrites that could be refused, with the fields of a label of the compiler's; ``operators`` those
+    of ATen's that could compute a node in place of a lowering, and ``code_operators`` those of generated loops.
+    """
+
+    change: str
+    verdict: str
+    comparisons: tuple[Comparison, ...] = ()
+    failure: tuple[str, str] | None = None  # type and message of an error that the program raised
+    labels: tuple[tuple[str, str | None, str, str | None, int | None], ...] = ()
+    operators: tuple[str, ...] = ()
+    code_operators: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LossTask:
+    """The search for the part of the compiler that takes the process of a case down, as far as it has come.
+
+    A worker makes the first trial that ``trials`` lacks; once ``is_over``, it makes none and says what they prove.
+    """
+
+    judged: JudgeTask
+    report: ReportJson  # on the loss, as it is without this search
+    trials: tuple[LossTrial, ...] = ()
+    is_over: bool = False
+
+
+@dataclass(frozen=True)
 class WorkerDescription:
     """Surroundings of a worker."""
 
@@ -66,6 +96,11 @@ class WorkerDescription:
 
 JUDGE: Callable[[JudgeTask], JudgeResult] = NamedFunction("fuzzcompile.diagnosis.worker.judge:judge_file")
 """Judge one case file on the worker's device."""
+
+TRY_LOSS: Callable[[LossTask], LossTrial | ReportJson] = NamedFunction(
+    "fuzzcompile.diagnosis.worker.loss_trials:try_next"
+)
+"""The next trial of a case that takes its process down; once no trial is left to make, the report with the culprit."""
 
 DESCRIBE: Callable[[str | None], WorkerDescription] = NamedFunction(
     "fuzzcompile.fuzz.worker_description:describe_worker"

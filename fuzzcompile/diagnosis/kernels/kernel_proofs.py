@@ -233,7 +233,7 @@ def bisect_candidates(
 # Products that autotuning gave to a template of Inductor's: proved by one compile that leaves them to a library.
 
 _TEMPLATE = re.compile(r"CppTemplateBuffer\((\w+)\)")
-_LIBRARY: dict[str, object] = {"max_autotune": False, "max_autotune_gemm": False}
+LIBRARY: dict[str, object] = {"max_autotune": False, "max_autotune_gemm": False}
 _FILES = {"CppGemmTemplate": "cpp_gemm_template", "CppBmmTemplate": "cpp_bmm_template"}
 
 
@@ -241,7 +241,7 @@ def prove_templates(ablator: Ablator) -> Attribution | None:
     """The C++ template whose kernels the divergence needs; None if there is none, or it stays without."""
     reached = ablator.trial.ledger.reached
     named = sorted({name for part in reached if part.stage == SCHEDULER for name in _TEMPLATE.findall(part.name)})
-    if not named or not ablator.attempt_under(InductorSettings(_LIBRARY, needs_code=True))[1]:
+    if not named or not ablator.attempt_under(InductorSettings(LIBRARY, needs_code=True))[1]:
         return None
     module, family = _FILES.get(named[0]), "+".join(named)
     place = find_definition(f"torch._inductor.codegen.{module}:{named[0]}.render") if module else (None, None)

@@ -14,6 +14,7 @@ from fuzzcompile.diagnosis.worker.local_pool import ATTRIBUTION_SHARE, LEAST_THR
 from fuzzcompile.diagnosis.worker.veto_check import VetoCheck
 from fuzzcompile.diagnosis.worker.worker_loss import (
     LossMeaning,
+    attribute_loss,
     is_cut_off,
     make_loss_report,
     make_start_error,
@@ -151,8 +152,10 @@ class _FileTriage:
     def submit(self, file: CaseFile) -> Future[JudgeResult]:
         # What a script does to its process (operators registered, functions patched) cannot be undone.
         spends = file.kind not in ("case", "call")
-        task = replace(self.task, path=str(file.path))
-        return self.pool.schedule(JUDGE, (task,), label=f"judge {file.path.name}", spends=spends)
+        return self.pool.schedule(JUDGE, (self._make_task(file),), label=f"judge {file.path.name}", spends=spends)
+
+    def _make_task(self, file: CaseFile) -> JudgeTask:
+        return replace(self.task, path=str(file.path))
 
     def await_answer(self, file: CaseFile, future: Future[JudgeResult], *, again: bool = False) -> FileAnswer:
         path = file.path
@@ -193,7 +196,8 @@ class _FileTriage:
         if meaning is LossMeaning.ONCE:
             return self.await_answer(file, self.submit(file), again=True)
         report = make_loss_report(error, path.stem, installed_torch(), self.pool.workers()[0].device, target)
-        return FileAnswer(path, report, status=1, seconds=error.seconds if isinstance(error, WorkerTimeout) else 0.0)
+        report = attribute_loss(self.pool, self._make_task(file), report, self.conditions.limits.seconds)
+        return _make_answer(path, report)
 
 
 def _make_answer(path: Path, report: ReportJson, machine: Mapping[str, object] | None = None) -> FileAnswer:

@@ -207,43 +207,51 @@ def judge_file(task: JudgeTask) -> JudgeResult:
 
 
 def _judge_task(progress: CaseProgress, device: torch.device) -> JudgeResult:
-    path, source = Path(progress.task.path), progress.task.source
-    if source is None:
-        return _judge_path(path, progress, device)
-    with contextlib.ExitStack() as stack:
-        try:
-            # The case may remove the folder, or what it may not touch any more.
-            made = tempfile.TemporaryDirectory(prefix="fuzzcompile-", ignore_cleanup_errors=True)
-            path = Path(stack.enter_context(made), path.name)
-            path.write_text(source, encoding="utf-8")
-        except OSError as error:
-            raise MachineUnfit(
-                f"A case cannot be written to {tempfile.gettempdir()} ({error.strerror}): make room there, or set "
-                "TMPDIR."
-            ) from error
-        return _judge_path(path, progress, device)
-
-
-def _judge_path(path: Path, progress: CaseProgress, device: torch.device) -> JudgeResult:
     task = progress.task
     deadline = None if task.seconds is None else time.monotonic() + task.seconds
-    file = progress.file = read_case_file(path)
-    say(_LOADING[file.kind])
-    # Outside of the block, so that the modules that a call imports are there for the next one.
-    called = None
-    if file.kind == "call":
-        from fuzzcompile.programs.capture.invocation import receive  # most workers never need a pickler
-
-        called = receive(file.path, device)
-    with isolate_process():
-        case = load(file, device, call=task.call, module=task.module) if called is None else called.case()
-        case = replace(case, settings=apply_backend(case.settings))
-        restore_streams()  # the script may have closed them, and the compiler writes to them
+    with open_case(task, device) as (file, case):
+        progress.file = file
         report = judge_case(case, progress, device, deadline)
         report = _judge_later_calls(report, file, progress, device, deadline)
     answer = progress.answer(report)
     machine = describe_environment(device, read_target(answer)) if task.describe else None
     return JudgeResult(answer, report.coverage, report.screened, machine, progress.seen)
+
+
+@contextlib.contextmanager
+def open_case(task: JudgeTask, device: torch.device) -> Iterator[tuple[CaseFile, Case]]:
+    """The case of a task, loaded, and its file; what it changes in this process is undone after the block.
+
+    Raises:
+        CaseError: the file is not a case, or the case cannot be made.
+        MachineUnfit: a case cannot be written to the disk.
+    """
+    with contextlib.ExitStack() as stack:
+        path = Path(task.path)
+        if task.source is not None:
+            try:
+                # The case may remove the folder, or what it may not touch any more.
+                made = tempfile.TemporaryDirectory(prefix="fuzzcompile-", ignore_cleanup_errors=True)
+                path = Path(stack.enter_context(made), path.name)
+                path.write_text(task.source, encoding="utf-8")
+            except OSError as error:
+                raise MachineUnfit(
+                    f"A case cannot be written to {tempfile.gettempdir()} ({error.strerror}): make room there, or set "
+                    "TMPDIR."
+                ) from error
+        file = read_case_file(path)
+        say(_LOADING[file.kind])
+        # Outside of the isolation, so that the modules that a call imports are there for the next one.
+        called = None
+        if file.kind == "call":
+            from fuzzcompile.programs.capture.invocation import receive  # most workers never need a pickler
+
+            called = receive(file.path, device)
+        stack.enter_context(isolate_process())
+        case = load(file, device, call=task.call, module=task.module) if called is None else called.case()
+        case = replace(case, settings=apply_backend(case.settings))
+        restore_streams()  # the script may have closed them, and the compiler writes to them
+        yield file, case
 
 
 # Seconds for a look at a script's later calls, at most, and the calls that are judged in full.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import Enum
 from typing import cast
 
@@ -11,6 +13,7 @@ from fuzzcompile.diagnosis.worker.minimize_task import ASKING
 from fuzzcompile.model import hints
 from fuzzcompile.model.contract import ReportJson, TargetJson
 from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError
+from fuzzcompile.model.judge_task import TRY_LOSS, JudgeTask, LossTask, LossTrial
 from fuzzcompile.model.lost_worker import report_worker_failure
 from fuzzcompile.model.thresholds import BUSY_LOAD
 from fuzzcompile.model.verdicts import Verdict
@@ -22,10 +25,11 @@ from fuzzcompile.run.pool.worker import (
     WorkerTimeout,
     leave,
 )
+from fuzzcompile.run.pool.worker_pool import TaskPool
 
 # Progress of a case, left by a judging worker in case it is lost. Imports no torch.
 
-EAGER, _REPORT = "eager", "report"
+EAGER, _REPORT, _TRIAL = "eager", "report", "trial"
 
 
 def leave_eager() -> None:
@@ -36,6 +40,11 @@ def leave_eager() -> None:
 def leave_report(report: ReportJson) -> None:
     """Leave the report once there is a verdict: a later loss of this worker does not cost the finding."""
     leave(_REPORT, json.dumps(report))
+
+
+def leave_trial(change: str) -> None:
+    """Leave word of the changed compile that is tried next: it may take this worker down, as the case did before."""
+    leave(_TRIAL, change)
 
 
 def read_left(left: Mapping[str, str]) -> tuple[bool, ReportJson | None]:
@@ -117,3 +126,49 @@ def make_start_error(error: WorkerStartFailed) -> FuzzcompileError:
     if isinstance(error.__cause__, FuzzcompileError):
         return error.__cause__
     return EnvironmentUnfit(f"No worker can be started: {error}. Run `{hints.format_command('doctor')}`.")
+
+
+# The search for what takes a process down: each trial in a worker of its own, so that none inherits broken memory.
+
+_MOST_TRIALS = 16
+# A trial that hangs like its case is given up after this share of the case's time.
+_HANG_SHARE = 1 / 8
+
+
+def attribute_loss(pool: TaskPool, judged: JudgeTask, report: ReportJson, seconds: float) -> ReportJson:
+    """The report on a lost worker with the part of the compiler without which none is lost, as far as one is found.
+
+    It is looked for during ``seconds``, by compiles of the case under one change each, in fresh workers of the pool.
+    """
+    task, started = LossTask(judged, report), time.monotonic()
+    limit = seconds * (_HANG_SHARE if report["verdict"] == Verdict.TIMEOUT else 1.0)
+    while True:
+        left = seconds - (time.monotonic() - started)
+        task = replace(task, is_over=task.is_over or left <= 0 or len(task.trials) >= _MOST_TRIALS)
+        allowed = None if task.is_over else min(left, limit)
+        label = f"look for what takes {report['case']} down"
+        try:
+            said = pool.schedule(TRY_LOSS, (task,), label=label, spends=True, time_limit=allowed).result()
+        except Exception as error:  # whatever it is, there is a report already
+            if task.is_over:
+                return report
+            cut_short = isinstance(error, WorkerTimeout) and allowed != limit
+            trial = None if cut_short else _read_lost_trial(error)
+            task = replace(task, is_over=True) if trial is None else replace(task, trials=(*task.trials, trial))
+            continue
+        if isinstance(said, LossTrial):
+            task = replace(task, trials=(*task.trials, said))
+            continue
+        said["cost"]["seconds"] = round(time.monotonic() - started, 3)
+        if said["culprit"] is None:  # then the stack says more
+            said = {**said, "culprit": report["culprit"], "signature": report["signature"]}
+        return {**report, **said, "target": report["target"]}
+
+
+def _read_lost_trial(error: Exception) -> LossTrial | None:
+    """The trial that took its worker down; None if the compiler is not to blame for that."""
+    if not isinstance(error, WorkerFailed) or is_cut_off(error) or _TRIAL not in error.left:
+        return None
+    if weigh_loss(error, None, again=True)[0] is not LossMeaning.TWICE:
+        return None
+    return LossTrial(error.left[_TRIAL], str(choose_loss_verdict(error)))
