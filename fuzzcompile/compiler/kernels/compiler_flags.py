@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
+from fuzzcompile.compiler.torch_config import load_config
 from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
 
@@ -24,5 +25,7 @@ def add_flags(flags: Sequence[str]) -> Iterator[None]:
     """Give the compiler these flags too, without the leading dash (``ffp-contract=off``); the last of two counts."""
     usual: Callable[[], list[str]] = getattr(FLAGS.find_owner(), FLAGS.leaf)
     # Of two equal flags Inductor keeps the first, and the compiler heeds the last of two that contradict each other.
-    with FLAGS.replace(lambda: [*(flag for flag in usual() if flag not in flags), *flags]):
+    # A header that is compiled ahead holds for one set of flags, and takes 130 MB of the disk.
+    headers = load_config("inductor").patch({"cpp_cache_precompile_headers": False})
+    with headers, FLAGS.replace(lambda: [*(flag for flag in usual() if flag not in flags), *flags]):
         yield

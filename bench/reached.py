@@ -1,0 +1,109 @@
+"""Which of the bugs that are put back a campaign has reached: the plant without which nothing of a finding is left.
+
+    fuzzcompile run --budget 60m --corpus DB $(python bench/reached.py --options)    # all of them at once
+    python bench/reached.py DB                                                      # which it reached
+
+Each finding's program is compiled with half of the plants, and half of those, until one is left under which it is a
+bug. Every compile is a fork of one process that has imported torch. Plants that do not load together are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import runpy
+import tempfile
+import warnings
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from grading import names
+from put_back import PublicBug, read_bugs
+
+from fuzzcompile.compiler.rule_catalogue import initialise_patterns
+from fuzzcompile.corpus.store import Store
+from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run.device import describe_environment, resolve_device
+
+# Two plants undo a line each of one function, and what the first makes of it has no source.
+APART = (153568, 162410)
+_SECONDS = 120
+
+
+def main() -> None:
+    """Print the options for a campaign, or what one has reached."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("corpus", nargs="?", help="the corpus of the campaign")
+    parser.add_argument("--options", action="store_true", help="print the options that plant all of them")
+    given = parser.parse_args()
+    bugs = [bug for bug in read_bugs() if not bug.reason and bug.issue not in APART]
+    if given.options or given.corpus is None:
+        print(" ".join(f"--plant {bug.plant}" for bug in bugs))
+        return
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    initialise_patterns(torch.device("cpu"))
+    print(f"torch {torch.__version__}, {describe_environment(resolve_device('cpu'), None).get('cpu')}\n")
+    print("| finding | verdict | culprit | reached |\n|---|---|---|---|")
+    reached: dict[int, list[str]] = defaultdict(list)
+    with Store.open(given.corpus) as store:
+        findings = [store.describe(summary.id) for summary in store.summaries()]
+    for finding in findings:
+        name, culprit = finding["finding"], finding["culprit"] or {}
+        source = (finding["reproducer"] or {}).get("source") or finding["source"]
+        bug = find_bug(source, bugs, [str(culprit.get(key)) for key in ("rewrite", "family")])
+        if bug is not None:
+            reached[bug.issue].append(name)
+        said = f"{culprit.get('stage')}: {culprit.get('rewrite') or culprit.get('family')}"
+        print(f"| {name} | {finding['verdict']} | {said} | {'?' if bug is None else f'#{bug.issue}'} |", flush=True)
+    print(f"\n{len(findings)} findings; reached are {len(reached)} of {len(bugs)}: ", end="")
+    print(", ".join(f"#{issue} ({len(found)})" for issue, found in sorted(reached.items())))
+
+
+def find_bug(source: str, bugs: Sequence[PublicBug], told: Sequence[str]) -> PublicBug | None:
+    """The plant alone with which a program is a bug; first those of the name that was told. None if there is none."""
+    named = [bug for bug in bugs if any(names(bug.names, one) for one in told)]
+    for bug in named:
+        if is_bug(source, [bug]):
+            return bug
+    left = list(bugs)
+    while len(left) > 1:
+        half = left[: len(left) // 2], left[len(left) // 2 :]
+        shown = next((part for part in half if is_bug(source, part)), None)
+        if shown is None:
+            return None
+        left = list(shown)
+    return left[0]
+
+
+def is_bug(source: str, bugs: Sequence[PublicBug]) -> bool:
+    """Judge a program once, with plants, in a fork of this process; a fork that is lost has shown a bug."""
+    process = multiprocessing.get_context("fork").Process(target=_judge, args=(source, [bug.plant for bug in bugs]))
+    process.start()
+    process.join(_SECONDS)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return False
+    return process.exitcode != 0
+
+
+def _judge(source: str, plants: Sequence[Path]) -> None:
+    shows = False
+    with open(os.devnull, "w", encoding="utf-8") as nothing, tempfile.TemporaryDirectory() as folder:
+        with contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
+            for plant in plants:
+                runpy.run_path(str(plant))
+            case = Path(folder, "case.py")
+            case.write_text(source, encoding="utf-8")
+            shows = Experiments(load_case(case), torch.device("cpu")).trial().judgement.verdict.is_bug
+    os._exit(int(shows))
+
+
+if __name__ == "__main__":
+    main()
