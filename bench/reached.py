@@ -25,6 +25,7 @@ from grading import names
 from put_back import PublicBug, read_bugs
 
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
+from fuzzcompile.compiler.torch_config import compile_in_process
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.programs.casefiles.case_module import load_case
@@ -47,6 +48,7 @@ def main() -> None:
         return
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    compile_in_process(1)
     initialise_patterns(torch.device("cpu"))
     print(f"torch {torch.__version__}, {describe_environment(resolve_device('cpu'), None).get('cpu')}\n")
     print("| finding | verdict | culprit | reached |\n|---|---|---|---|")

@@ -149,8 +149,8 @@ def wrap_step(trace: InstructionTrace, original: Function, translator: Any, *res
 
 
 def is_of_program(code: CodeType) -> bool:
-    """Return whether code is of the program, or of a library it uses."""
-    return find_owner(code.co_filename) in ("program", "library")
+    """Return whether code is of the program or a library it uses, and neither of torch nor of Python's own."""
+    return find_owner(code.co_filename) not in ("torch", "python")
 
 
 # Eager mode.
@@ -166,7 +166,8 @@ def record_instructions() -> Iterator[Steps]:
 
     def enter(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
         code = frame.f_code
-        if event != "call" or taken > _MOST_STEPS or not is_of_program(code):
+        ours = find_owner(code.co_filename) == "fuzzcompile"
+        if event != "call" or taken > _MOST_STEPS or ours or not is_of_program(code):
             return None
         caller = open_frames.get(frame.f_back) if frame.f_back is not None else None
         if caller:
