@@ -10,7 +10,6 @@ bug. Every compile is a fork of one process that has imported torch. Plants that
 from __future__ import annotations
 
 import argparse
-import contextlib
 import multiprocessing
 import os
 import runpy
@@ -54,21 +53,24 @@ def main() -> None:
     print("| finding | verdict | culprit | reached |\n|---|---|---|---|")
     reached: dict[int, list[str]] = defaultdict(list)
     with Store.open(given.corpus) as store:
-        findings = [store.describe(summary.id) for summary in store.summaries()]
-    for finding in findings:
-        name, culprit = finding["finding"], finding["culprit"] or {}
-        source = (finding["reproducer"] or {}).get("source") or finding["source"]
+        findings = store.findings()
+        reproducers = [store.best_reproducer(finding.id) for finding in findings]
+    for finding, reproducer in zip(findings, reproducers, strict=True):
+        name, culprit = finding.public_id, finding.report["culprit"] or {}
+        source = finding.source if reproducer is None else reproducer.source
         bug = find_bug(source, bugs, [str(culprit.get(key)) for key in ("rewrite", "family")])
         if bug is not None:
             reached[bug.issue].append(name)
         said = f"{culprit.get('stage')}: {culprit.get('rewrite') or culprit.get('family')}"
-        print(f"| {name} | {finding['verdict']} | {said} | {'?' if bug is None else f'#{bug.issue}'} |", flush=True)
+        print(f"| {name} | {finding.verdict} | {said} | {'?' if bug is None else f'#{bug.issue}'} |", flush=True)
     print(f"\n{len(findings)} findings; reached are {len(reached)} of {len(bugs)}: ", end="")
     print(", ".join(f"#{issue} ({len(found)})" for issue, found in sorted(reached.items())))
 
 
 def find_bug(source: str, bugs: Sequence[PublicBug], told: Sequence[str]) -> PublicBug | None:
-    """The plant alone with which a program is a bug; first those of the name that was told. None if there is none."""
+    """The plant alone with which a program is a bug, first of those that are called as was told; None if none is."""
+    if is_bug(source, []):
+        return None  # a bug of torch as it is
     named = [bug for bug in bugs if any(names(bug.names, one) for one in told)]
     for bug in named:
         if is_bug(source, [bug]):
@@ -96,14 +98,15 @@ def is_bug(source: str, bugs: Sequence[PublicBug]) -> bool:
 
 
 def _judge(source: str, plants: Sequence[Path]) -> None:
-    shows = False
-    with open(os.devnull, "w", encoding="utf-8") as nothing, tempfile.TemporaryDirectory() as folder:
-        with contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
-            for plant in plants:
-                runpy.run_path(str(plant))
-            case = Path(folder, "case.py")
-            case.write_text(source, encoding="utf-8")
-            shows = Experiments(load_case(case), torch.device("cpu")).trial().judgement.verdict.is_bug
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nothing, stream)
+    for plant in plants:
+        runpy.run_path(str(plant))
+    with tempfile.TemporaryDirectory() as folder:
+        case = Path(folder, "case.py")
+        case.write_text(source, encoding="utf-8")
+        shows = Experiments(load_case(case), torch.device("cpu")).trial().judgement.verdict.is_bug
     os._exit(int(shows))
 
 

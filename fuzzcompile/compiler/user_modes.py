@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
-from unittest import mock
 
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from fuzzcompile.run.torch_attributes import replace_attribute
 
 _HANDLERS: Mapping[type[object], str] = {
     TorchDispatchMode: "__torch_dispatch__",
@@ -43,7 +44,7 @@ def bypass_modes(only: Collection[str] | None = None) -> Iterator[Collection[str
             for kind in _list_subclasses(base):
                 own = kind.__module__.partition(".")[0] not in ("torch", __name__.partition(".")[0])
                 if own and handler in vars(kind) and (only is None or kind.__name__ in only):
-                    stack.enter_context(mock.patch.object(kind, handler, let_through(kind.__name__)))
+                    stack.enter_context(replace_attribute(kind, handler, let_through(kind.__name__)))
         yield seen.keys()
 
 

@@ -59,17 +59,23 @@ class Attribute:
     @contextlib.contextmanager
     def replace(self, value: object) -> Iterator[None]:
         """Set the attribute to ``value`` for the time of the block."""
-        owner, leaf = self.find_owner(), self.leaf
-        # Of a class its own entry: a static method as such, and none of an inherited one.
-        present = vars(owner).get(leaf, _MISSING) if isinstance(owner, type) else getattr(owner, leaf, _MISSING)
-        setattr(owner, leaf, value)
-        try:
+        with replace_attribute(self.find_owner(), self.leaf, value):
             yield
-        finally:
-            if present is _MISSING:
-                delattr(owner, leaf)
-            else:
-                setattr(owner, leaf, present)
+
+
+@contextlib.contextmanager
+def replace_attribute(owner: Any, leaf: str, value: object) -> Iterator[None]:
+    """Set an attribute of a module or class to ``value`` for the time of the block."""
+    # Of a class its own entry: a static method as such, and none of an inherited one.
+    present = vars(owner).get(leaf, _MISSING) if isinstance(owner, type) else getattr(owner, leaf, _MISSING)
+    setattr(owner, leaf, value)
+    try:
+        yield
+    finally:
+        if present is _MISSING:
+            delattr(owner, leaf)
+        else:
+            setattr(owner, leaf, present)
 
 
 @dataclass(frozen=True)
