@@ -58,7 +58,7 @@ def main() -> None:
     for finding, reproducer in zip(findings, reproducers, strict=True):
         name, culprit = finding.public_id, finding.report["culprit"] or {}
         source = finding.source if reproducer is None else reproducer.source
-        bug = find_bug(source, bugs, [str(culprit.get(key)) for key in ("rewrite", "family")])
+        bug = find_bug(source, finding.verdict, bugs, [str(culprit.get(key)) for key in ("rewrite", "family")])
         if bug is not None:
             reached[bug.issue].append(name)
         said = f"{culprit.get('stage')}: {culprit.get('rewrite') or culprit.get('family')}"
@@ -67,27 +67,28 @@ def main() -> None:
     print(", ".join(f"#{issue} ({len(found)})" for issue, found in sorted(reached.items())))
 
 
-def find_bug(source: str, bugs: Sequence[PublicBug], told: Sequence[str]) -> PublicBug | None:
-    """The plant alone with which a program is a bug, first of those that are called as was told; None if none is."""
-    if is_bug(source, []):
+def find_bug(source: str, verdict: str, bugs: Sequence[PublicBug], told: Sequence[str]) -> PublicBug | None:
+    """The plant that alone makes the verdict on a program, first of those that are called as was told; None if none."""
+    if is_bug(source, verdict, []):
         return None  # a bug of torch as it is
     named = [bug for bug in bugs if any(names(bug.names, one) for one in told)]
     for bug in named:
-        if is_bug(source, [bug]):
+        if is_bug(source, verdict, [bug]):
             return bug
     left = list(bugs)
     while len(left) > 1:
         half = left[: len(left) // 2], left[len(left) // 2 :]
-        shown = next((part for part in half if is_bug(source, part)), None)
+        shown = next((part for part in half if is_bug(source, verdict, part)), None)
         if shown is None:
             return None
         left = list(shown)
     return left[0]
 
 
-def is_bug(source: str, bugs: Sequence[PublicBug]) -> bool:
-    """Judge a program once, with plants, in a fork of this process; a fork that is lost has shown a bug."""
-    process = multiprocessing.get_context("fork").Process(target=_judge, args=(source, [bug.plant for bug in bugs]))
+def is_bug(source: str, verdict: str, bugs: Sequence[PublicBug]) -> bool:
+    """Judge a program with plants in a fork; return whether that is the verdict, or the fork is lost."""
+    given = source, verdict, [bug.plant for bug in bugs]
+    process = multiprocessing.get_context("fork").Process(target=_judge, args=given)
     process.start()
     process.join(_SECONDS)
     if process.is_alive():
@@ -97,7 +98,7 @@ def is_bug(source: str, bugs: Sequence[PublicBug]) -> bool:
     return process.exitcode != 0
 
 
-def _judge(source: str, plants: Sequence[Path]) -> None:
+def _judge(source: str, verdict: str, plants: Sequence[Path]) -> None:
     nothing = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nothing, stream)
@@ -106,8 +107,8 @@ def _judge(source: str, plants: Sequence[Path]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         case = Path(folder, "case.py")
         case.write_text(source, encoding="utf-8")
-        shows = Experiments(load_case(case), torch.device("cpu")).trial().judgement.verdict.is_bug
-    os._exit(int(shows))
+        said = Experiments(load_case(case), torch.device("cpu")).trial().judgement.verdict
+    os._exit(int(said == verdict))
 
 
 if __name__ == "__main__":

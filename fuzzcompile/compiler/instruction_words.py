@@ -114,7 +114,7 @@ def _iterate_names(variable: Any) -> Iterator[object]:
 
 
 def _name_type(variable: Any) -> str:
-    """The type of a value, or the name of a type that is one."""
+    """The type of a value, with the functions that compute it of symbols, or the name of a type that is one."""
     value = _read(variable, "value")
     if isinstance(value, type):
         return value.__name__
@@ -124,7 +124,10 @@ def _name_type(variable: Any) -> str:
     with contextlib.suppress(Exception):  # of dynamo, which does not know the type
         kind = variable.python_type()
     kinds = (kind, _read(variable, "fn"), type(value))
-    return next((each.__name__ for each in kinds if isinstance(each, type)), "?")
+    named = next((each.__name__ for each in kinds if isinstance(each, type)), "?")
+    find = _read(_read(_read(_read(variable, "sym_num"), "node"), "expr"), "find")
+    functions = sorted({type(part).__name__ for part in find(lambda part: part.is_Function)}) if find else []
+    return f"{named} of {'/'.join(functions)}" if functions else named
 
 
 def _read(variable: Any, attribute: str) -> Any:

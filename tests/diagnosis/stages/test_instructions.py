@@ -60,6 +60,14 @@ def _take_first(original: Any) -> Any:
     return look_up
 
 
+def _deny_remainders(original: Any) -> Any:
+    def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        value = original(self, *args, **kwargs)
+        return not value if isinstance(value, bool) and "Mod" in str(self.sym_num.node.expr) else value
+
+    return evaluate
+
+
 class Plant(NamedTuple):
     """A fault of dynamo: the class and the method replaced, lines that show it, and what is to be named."""
 
@@ -69,6 +77,7 @@ class Plant(NamedTuple):
     lines: tuple[str, ...]
     result: str
     named: str
+    settings: str = ""
 
 
 PLANTS = {
@@ -94,6 +103,10 @@ PLANTS = {
         dicts.ConstDictVariable, "tp_iter_impl", _sort_keys,
         ('shapes = {"q": 1, "k": 2}', "for name in shapes:", "    x = (x + shapes[name]).cos()"), "x", "iter(dict_key",
     ),
+    "the truth of a remainder of a size": Plant(
+        variables.SymNodeVariable, "evaluate_expr", _deny_remainders, ("rest = x.shape[0] % 2",),
+        "x * 2 if rest == 1 else x * 3", "bool of Mod", "DYNAMIC = True",
+    ),
     "an index from behind": Plant(
         lists.ListVariable, "mp_subscript_impl", _take_first, ("widths = [4, 8, 16]",), "x * widths[-1]", "list[int]",
     ),
@@ -102,7 +115,8 @@ PLANTS = {
 
 def write_program(plant: Plant) -> str:
     body = "\n".join(f"    {line}" for line in (*plant.lines, f"return ({plant.result}).sin()"))
-    return f"import torch\n\ndef program(x):\n{body}\n\ndef make():\n    return program, (torch.ones(3),)\n"
+    made = "def make():\n    return program, (torch.ones(3),)\n"
+    return f"import torch\n\n{plant.settings}\n\ndef program(x):\n{body}\n\n{made}"
 
 
 @ONLY_HERE
