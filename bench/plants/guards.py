@@ -145,6 +145,8 @@ FAULTS = (
                _change("Config.kind = 3.0")),
     GuardFault(("EQUALS_MATCH",), "a default argument", "pass", "return scaled(x)",
                _change("scaled.__defaults__ = (3.0,)")),
+    GuardFault(("EQUALS_MATCH",), "an attribute of a function", "scaled.by = 2.0", "return x * scaled.by",
+               _change("scaled.by = 3.0")),
     GuardFault(("EQUALS_MATCH",), "an item of a list", "self.scales = [2.0, 3.0]",
                "return x * self.scales[0] + self.scales[1]", _change("self.scales[1] = 5.0")),
     GuardFault(("EQUALS_MATCH",), "an item of a dict", "self.sizes = {'eps': 1.0}",

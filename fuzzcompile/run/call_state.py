@@ -30,7 +30,8 @@ from fuzzcompile.run.reachable_state import (
     name_arguments,
 )
 
-Carrier = Literal["argument", "attribute", "class attribute", "closure", "default", "global", "item", "code", "mode"]
+_OfAttributes = Literal["attribute", "class attribute", "function attribute"]
+Carrier = Literal[_OfAttributes, "argument", "closure", "default", "global", "item", "code", "mode"]
 """Where a fact is held."""
 FactKind = Literal["value", "object", "same", "type", "length", "keys", "tensor", "memory"]
 """What of it is compared: a plain value, which object it is, whether two names are of one tensor, a class, a length,
@@ -214,6 +215,8 @@ class CallState:
             self._note("default", f"{name}.__defaults__[{number}]", default)
         for key, default in (function.__kwdefaults__ or {}).items():
             self._note("default", f"{name}.__kwdefaults__[{key!r}]", default)
+        for key, held in vars(function).items():
+            self._note("function attribute", f"{name}.{key}", held)
         for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
             with contextlib.suppress(ValueError):  # an empty cell
                 self._note("closure", variable, cell.cell_contents)
