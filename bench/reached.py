@@ -32,7 +32,7 @@ from fuzzcompile.run.device import describe_environment, resolve_device
 
 # Two plants undo a line each of one function, and what the first makes of it has no source.
 APART = (153568, 162410)
-_SECONDS = 120
+_SECONDS = 60
 
 
 def main() -> None:
@@ -52,27 +52,30 @@ def main() -> None:
     print(f"torch {torch.__version__}, {describe_environment(resolve_device('cpu'), None).get('cpu')}\n")
     print("| finding | verdict | culprit | reached |\n|---|---|---|---|")
     reached: dict[int, list[str]] = defaultdict(list)
+    alike: dict[str, set[int]] = defaultdict(set)  # issues that findings with one error were
     with Store.open(given.corpus) as store:
         findings = store.findings()
         reproducers = [store.best_reproducer(finding.id) for finding in findings]
     for finding, reproducer in zip(findings, reproducers, strict=True):
         name, culprit = finding.public_id, finding.report["culprit"] or {}
         source = finding.source if reproducer is None else reproducer.source
-        bug = find_bug(source, finding.verdict, bugs, [str(culprit.get(key)) for key in ("rewrite", "family")])
+        told, detail = [str(culprit.get(key)) for key in ("rewrite", "family")], finding.report["detail"]
+        first = [bug for bug in bugs if bug.issue in alike[detail] or any(names(bug.names, one) for one in told)]
+        bug = find_bug(source, finding.verdict, bugs, first)
         if bug is not None:
             reached[bug.issue].append(name)
+            alike[detail].add(bug.issue)
         said = f"{culprit.get('stage')}: {culprit.get('rewrite') or culprit.get('family')}"
         print(f"| {name} | {finding.verdict} | {said} | {'?' if bug is None else f'#{bug.issue}'} |", flush=True)
     print(f"\n{len(findings)} findings; reached are {len(reached)} of {len(bugs)}: ", end="")
     print(", ".join(f"#{issue} ({len(found)})" for issue, found in sorted(reached.items())))
 
 
-def find_bug(source: str, verdict: str, bugs: Sequence[PublicBug], told: Sequence[str]) -> PublicBug | None:
-    """The plant that alone makes the verdict on a program, first of those that are called as was told; None if none."""
+def find_bug(source: str, verdict: str, bugs: Sequence[PublicBug], first: Sequence[PublicBug]) -> PublicBug | None:
+    """The plant that alone makes the verdict on a program, of those that are tried ``first`` if it is one; else None."""
     if is_bug(source, verdict, []):
         return None  # a bug of torch as it is
-    named = [bug for bug in bugs if any(names(bug.names, one) for one in told)]
-    for bug in named:
+    for bug in first:
         if is_bug(source, verdict, [bug]):
             return bug
     left = list(bugs)

@@ -60,6 +60,7 @@ def judged(tmp_path):
     return judge
 
 
+@pytest.mark.slow
 def test_a_lost_tangent_is_a_wrong_gradient(judged):
     report = judged(FORWARD_MODE.format(options=""))
     assert report["verdict"] == "wrong_gradient" and report["severity"] == "silent"

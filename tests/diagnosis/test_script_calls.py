@@ -41,6 +41,7 @@ def judge(write_case: Any, source: str) -> dict[str, Any]:
     return judge_file(JudgeTask(path=str(write_case(source, "script.py")))).report
 
 
+@pytest.mark.slow
 def test_a_later_call_that_runs_a_stale_graph_is_the_answer(write_case):
     with FAULTS[0].plant():
         report = judge(write_case, LOOPED.format(scale=5.0))
@@ -55,6 +56,7 @@ def test_calls_that_are_right_are_counted(write_case):
     assert any(note.startswith("looked at 3 calls of the script") for note in report["evidence"]["notes"])
 
 
+@pytest.mark.slow
 def test_two_closures_of_one_function_share_its_graphs(write_case):
     """Dynamo keeps graphs with the code, whichever callable was compiled."""
     source = (
@@ -68,6 +70,7 @@ def test_two_closures_of_one_function_share_its_graphs(write_case):
     assert report["culprit"]["details"]["between_calls"] == ["by: 2.0, then 3.0"]
 
 
+@pytest.mark.slow
 def test_a_later_call_that_is_wrong_by_itself_is_judged_in_full(write_case, monkeypatch):
     from torch._inductor import lowering
 

@@ -65,6 +65,7 @@ def test_what_changed_between_the_calls_stands_in_the_answer(write_case):
     assert "GLOBAL: 2.0, then 3.0" in report["detail"]
 
 
+@pytest.mark.slow
 def test_a_hook_that_dynamo_does_not_guard_on_purpose_is_by_design(write_case):
     source = two_calls(
         "torch.manual_seed(0); return Wrapped(), (torch.ones(2, 4),)",
@@ -78,6 +79,7 @@ def test_a_hook_that_dynamo_does_not_guard_on_purpose_is_by_design(write_case):
     assert "_hooks" in report["culprit"]["details"]["between_calls"][0]
 
 
+@pytest.mark.slow
 def test_a_graph_that_is_wrong_once_sizes_are_left_open_is_not_stale(write_case, monkeypatch):
     """It is compiled for the very call that it is wrong in."""
     from torch._inductor import lowering
@@ -116,6 +118,7 @@ def test_another_order_of_keys_is_no_matter_of_their_number(write_case):
     assert culprit["details"]["guard"] == "not asked for"
 
 
+@pytest.mark.slow
 def test_the_one_change_that_matters_is_found_among_many(write_case):
     """Every entry of a table changes between the calls; the program reads one of them."""
     before = "class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.table = {}\n"
@@ -130,6 +133,7 @@ def test_the_one_change_that_matters_is_found_among_many(write_case):
     ]
 
 
+@pytest.mark.slow
 def test_an_object_that_another_equal_one_replaces_is_told_apart(write_case):
     """Dynamo guards the contents of a list, and not which list it is."""
     before = "class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"

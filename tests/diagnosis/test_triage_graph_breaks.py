@@ -62,6 +62,7 @@ def test_what_dynamo_refuses_on_one_way_and_captures_on_another_is_no_break(writ
     assert (report.verdict, report.graphs, report.graph_breaks) == ("equal", 1, ())
 
 
+@pytest.mark.slow
 def test_a_bug_in_the_second_graph_is_found(write_case):
     case = load_case(write_case(HEAD + "    y = x.cos(); print(end=''); return y.sin() * 3" + MAKE))
     with planting.handler(post_grad.pass_patterns[1], planting.aten.sin.default, planting.sin_off):
@@ -92,6 +93,7 @@ def raising(original, *args, **kwargs):
     raise NotImplementedError("planted")
 
 
+@pytest.mark.slow
 def test_an_error_that_fullgraph_has_no_part_in_is_a_bug(write_case):
     body = "    y = x.sin()\n    return (y * y.sum().item()).cos()"
     case = load_case(write_case(HEAD + body + MAKE + "FULLGRAPH = True\n"))

@@ -102,6 +102,7 @@ def test_numpy_numbers_cannot_be_aligned_and_are_no_bug(judged, make: str):
     assert {c.finding for c in report.comparisons} <= {"same", "close"}
 
 
+@pytest.mark.slow
 def test_what_does_not_hang_on_the_numbers_is_judged_as_ever(judged):
     source = NUMPY.replace("return x.sin()", "return x.exp(), x.sin()")
     with planting.replacement(post_grad.pass_patterns[1]):
@@ -113,6 +114,7 @@ def test_what_does_not_hang_on_the_numbers_is_judged_as_ever(judged):
     assert {c.name: c.finding for c in wrong.comparisons} == {"out0": "far", "out1": "close"}
 
 
+@pytest.mark.slow
 def test_another_distribution_is_a_bug_with_a_proved_culprit(judged):
     with planting.handler(post_grad.pass_patterns[1], planting.aten.sin.default, sin_far_off):
         report = judged(NUMPY + FORWARD)
@@ -310,6 +312,7 @@ def test_what_rounding_leaves_of_a_zero_is_no_difference():
     )
 
 
+@pytest.mark.slow
 def test_a_check_that_only_eagers_numbers_bring_is_missing_for_users(judged):
     """With eager's numbers, the compiler calls a kernel that checks its deviations; else it decomposes the call."""
     source = "def program(x):\n    return torch.normal(torch.zeros_like(x), x)\n"
@@ -335,6 +338,7 @@ def test_another_mask_of_the_same_call_is_no_change_of_meaning(judged):
     assert not report.is_bug
 
 
+@pytest.mark.slow
 def test_every_seed_begins_with_the_state_that_make_sets(judged):
     """Between the calls, the case changes a global and an attribute: no seed may begin with what the last one left."""
     source = (
@@ -385,6 +389,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 def test_values_without_random_numbers_in_them_keep_their_float64_reference(judged):
     """The float64 run draws other numbers than eager's; what does not depend on them is rounding in float16."""
     report = judged(UNMOVED)

@@ -105,6 +105,7 @@ def test_a_kernel_is_held_against_the_composition_that_it_stands_for(write_case)
     assert report["culprit"]["rewrite"] == fault.operator
 
 
+@pytest.mark.slow
 def test_generated_codes_name_for_a_special_function_is_the_operators(write_case):
     fault = find_mended(188027)
     with fault.install():

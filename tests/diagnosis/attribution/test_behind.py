@@ -263,6 +263,7 @@ def test_code_that_is_wrong_only_beside_other_code_is_no_operators_fault(attribu
     assert compiles <= MOST_COMPILES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [INLINED, READ_LATE], ids=str)
 def test_one_loop_that_is_right_where_its_operators_stand_alone_is_proved_by_that(attribution_of, fault):
     attribution, compiles = attribution_of(fault)
@@ -273,6 +274,7 @@ def test_one_loop_that_is_right_where_its_operators_stand_alone_is_proved_by_tha
     assert compiles <= MOST_COMPILES + 1  # of code for loops that are right apart, much is asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", BEFORE_CODE, ids=str)
 def test_loops_that_are_wrong_before_they_are_code_are_their_builders_fault(attribution_of, fault):
     attribution, compiles = attribution_of(fault)
@@ -418,6 +420,7 @@ WHERE_NOTHING_LOOKS_WRONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("body", "plant", "stage", "rewrite"), WHERE_NOTHING_LOOKS_WRONG, ids=["lowering", "pass"])
 def test_where_everything_looks_right_what_a_compile_is_right_without_is_named(tmp_path, body, plant, stage, rewrite):
     path = tmp_path / "case.py"

@@ -103,6 +103,7 @@ def test_a_wrong_backward_decomposition_is_seen(tmp_path: Path, operator: Any):
     assert found.culprit.details["backward"] is True
 
 
+@pytest.mark.slow
 def test_triage_calls_it_a_bug_and_names_the_operator(tmp_path: Path):
     path = tmp_path / "case.py"
     path.write_text(CASE.format(dtype="bfloat16", backward=False))

@@ -158,6 +158,7 @@ def test_a_question_that_dynamo_answers_wrongly_is_named(write_case: Callable[..
     assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("dynamo", "is_grad_enabled()", True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the order of numbers hangs on the torch")
 def test_uninitialised_memory_is_not_blamed_for_numbers_in_another_order(write_case: Callable[..., Path]):
     report = triage(load_case(write_case(DRAWN_IN_PLACE)), torch.device("cpu")).to_json()
@@ -329,6 +330,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="guards hang on the torch")
 def test_arguments_that_share_memory_in_a_later_call_alone_are_told(write_case: Callable[..., Path]):
     report = triage(load_case(write_case(SHARED_LATER)), torch.device("cpu")).to_json()
@@ -396,6 +398,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not torch.__version__.startswith(("2.13.", "2.15.")), reason="what AOTInductor gives back hangs on the torch"
 )

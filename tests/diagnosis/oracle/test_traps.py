@@ -87,6 +87,7 @@ def flips(x):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_steps_and_indices_of_a_real_compile():
     near_ties = normal(32, 1).float() + 1e-7 * normal(32, 40, seed=1).float()
     for x in (normal(32, 40).float(), near_ties):

@@ -30,6 +30,7 @@ def test_triage_for_people_names_verdict_culprit_and_what_to_do(capsys, shared_w
     assert [REWRITE, "off", "yes"] in [line.split()[:3] for line in out.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_planted_rewrite_is_found_and_named(write_case, plant, capsys, shared_workers):
     case = write_case(SUBTRACTS)
     assert call("triage", case, "--plant", plant, "--json") == 1
