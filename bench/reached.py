@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def find_bug(source: str, verdict: str, bugs: Sequence[PublicBug], first: Sequence[PublicBug]) -> PublicBug | None:
-    """The plant that alone makes the verdict on a program, of those that are tried ``first`` if it is one; else None."""
+    """The plant that alone makes the verdict on a program; those that are likely are tried ``first``."""
     if is_bug(source, verdict, []):
         return None  # a bug of torch as it is
     for bug in first:
