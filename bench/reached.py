@@ -61,20 +61,20 @@ def main() -> None:
         source = finding.source if reproducer is None else reproducer.source
         told, detail = [str(culprit.get(key)) for key in ("rewrite", "family")], finding.report["detail"]
         first = [bug for bug in bugs if bug.issue in alike[detail] or any(names(bug.names, one) for one in told)]
-        bug = find_bug(source, finding.verdict, bugs, first)
+        own = is_bug(source, finding.verdict, [])
+        bug = None if own else find_bug(source, finding.verdict, bugs, first)
         if bug is not None:
             reached[bug.issue].append(name)
             alike[detail].add(bug.issue)
+        by = "torch's own" if own else "?" if bug is None else f"#{bug.issue}"
         said = f"{culprit.get('stage')}: {culprit.get('rewrite') or culprit.get('family')}"
-        print(f"| {name} | {finding.verdict} | {said} | {'?' if bug is None else f'#{bug.issue}'} |", flush=True)
+        print(f"| {name} | {finding.verdict} | {said} | {by} |", flush=True)
     print(f"\n{len(findings)} findings; reached are {len(reached)} of {len(bugs)}: ", end="")
     print(", ".join(f"#{issue} ({len(found)})" for issue, found in sorted(reached.items())))
 
 
 def find_bug(source: str, verdict: str, bugs: Sequence[PublicBug], first: Sequence[PublicBug]) -> PublicBug | None:
     """The plant that alone makes the verdict on a program; those that are likely are tried ``first``."""
-    if is_bug(source, verdict, []):
-        return None  # a bug of torch as it is
     for bug in first:
         if is_bug(source, verdict, [bug]):
             return bug
