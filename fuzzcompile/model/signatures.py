@@ -66,10 +66,12 @@ def find_symptom(verdict: str, outputs: Iterable[OutputJson], details: DetailsJs
     Memory that is shared otherwise, results of other strides or another dtype, and NaN or infinity lost or made among
     elements that are right: a place that does so is at fault once, and several changes of a program keep it from doing
     so. ``details`` are the culprit's: where a rewrite moves no value and has results share memory, a later write makes
-    values wrong, and where a view is at fault through which was written, a copy anywhere makes them right.
+    values wrong, and where a view is at fault that an analysis overlooked, or through which was written, a copy
+    anywhere makes them right.
     """
+    overlooked = any(" view of " in shown for shown in details.get("a run shows") or ())
     shares = details.get("shares") or details.get("written through")
-    if verdict == Verdict.ALIASING or (shares and Verdict(verdict).kind == "values"):
+    if verdict == Verdict.ALIASING or ((shares or overlooked) and Verdict(verdict).kind == "values"):
         return SHARING
     wrong = [output for output in outputs if output.get("finding") not in (None, *AGREEING)]
     findings = {output.get("finding") for output in wrong}

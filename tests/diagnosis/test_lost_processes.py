@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fuzzcompile.diagnosis.worker.file_triage import triage_files
-from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.conditions import Conditions, Limits
 
 # Each ends the process where it is reached: while a graph is traced, while it is lowered, and in code that runs.
 KILLERS = """
@@ -42,7 +42,8 @@ def make():
     ],
 )
 def test_what_takes_the_process_down_is_named_and_proved(write_case, call, stage, family, workaround):
-    conditions = Conditions(device="cpu", plants=(write_case(KILLERS, "killers.py"),))
+    # Each trial is a process of its own: the answer must not hang on how busy the machine is.
+    conditions = Conditions(device="cpu", plants=(write_case(KILLERS, "killers.py"),), limits=Limits(seconds=900))
     (answer,) = triage_files([write_case(CASE.replace("CALL", call))], conditions)
     report = answer.report
     assert report is not None and (report["verdict"], report["confidence"]) == ("crash", "high")
