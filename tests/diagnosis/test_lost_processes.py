@@ -38,7 +38,7 @@ def make():
     [
         ("torch.nn.functional.hardswish", "decomposition", "hardswish", 'torch.compile(..., backend="aot_eager")'),
         ("torch.erfinv", "lowering", "erfinv", 'torch.compile(..., backend="aot_eager_decomp_partition")'),
-        ("torch.tan", "codegen", "loop", "torch._inductor.config.cpp.simdlen = 1"),
+        ("torch.tan", "codegen", "tan", "torch._inductor.config.cpp.simdlen = 1"),
     ],
 )
 def test_what_takes_the_process_down_is_named_and_proved(write_case, call, stage, family, workaround):

@@ -140,7 +140,7 @@ def attribute_loss(pool: TaskPool, judged: JudgeTask, report: ReportJson, second
 
     It is looked for during ``seconds``, by compiles of the case under one change each, in fresh workers of the pool.
     """
-    task, started = LossTask(judged, report), time.monotonic()
+    task, started, unclear = LossTask(judged, report), time.monotonic(), 0
     limit = seconds * (_HANG_SHARE if report["verdict"] == Verdict.TIMEOUT else 1.0)
     while True:
         left = seconds - (time.monotonic() - started)
@@ -154,7 +154,11 @@ def attribute_loss(pool: TaskPool, judged: JudgeTask, report: ReportJson, second
                 return report
             cut_short = isinstance(error, WorkerTimeout) and allowed != limit
             trial = None if cut_short else _read_lost_trial(error)
-            task = replace(task, is_over=True) if trial is None else replace(task, trials=(*task.trials, trial))
+            unclear += trial is None  # such a loss says nothing, and is not seen twice if it is by chance
+            if trial is not None:
+                task = replace(task, trials=(*task.trials, trial))
+            elif cut_short or unclear > 1:
+                task = replace(task, is_over=True)
             continue
         if isinstance(said, LossTrial):
             task = replace(task, trials=(*task.trials, said))
