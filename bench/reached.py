@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import runpy
 import tempfile
 import warnings
 from collections import defaultdict
@@ -29,6 +28,7 @@ from fuzzcompile.corpus.store import Store
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run.device import describe_environment, resolve_device
+from fuzzcompile.run.plants import run_plants
 
 # Two plants undo a line each of one function, and what the first makes of it has no source.
 APART = (153568, 162410)
@@ -105,8 +105,7 @@ def _judge(source: str, verdict: str, plants: Sequence[Path]) -> None:
     nothing = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nothing, stream)
-    for plant in plants:
-        runpy.run_path(str(plant))
+    run_plants(plants)
     with tempfile.TemporaryDirectory() as folder:
         case = Path(folder, "case.py")
         case.write_text(source, encoding="utf-8")

@@ -101,7 +101,7 @@ class InstructionTrace:
     def take(self, translator: Any) -> None:
         """Record the instruction that a translator is about to trace, or have dynamo leave it out."""
         pointer = translator.instruction_pointer
-        if pointer is None or not is_of_program(translator.f_code):
+        if pointer is None or find_owner(translator.f_code.co_filename) in ("torch", "python"):
             return
         instruction = translator.instructions[pointer]
         if self.left_out:
@@ -148,11 +148,6 @@ def wrap_step(trace: InstructionTrace, original: Function, translator: Any, *res
     return original(translator, *rest)
 
 
-def is_of_program(code: CodeType) -> bool:
-    """Return whether code is of the program or a library it uses, and neither of torch nor of Python's own."""
-    return find_owner(code.co_filename) not in ("torch", "python")
-
-
 # Eager mode.
 
 
@@ -166,8 +161,7 @@ def record_instructions() -> Iterator[Steps]:
 
     def enter(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
         code = frame.f_code
-        ours = find_owner(code.co_filename) == "fuzzcompile"
-        if event != "call" or taken > _MOST_STEPS or ours or not is_of_program(code):
+        if event != "call" or taken > _MOST_STEPS or find_owner(code.co_filename) not in ("program", "library"):
             return None
         caller = open_frames.get(frame.f_back) if frame.f_back is not None else None
         if caller:

@@ -40,12 +40,17 @@ def bypass_modes(only: Collection[str] | None = None) -> Iterator[Collection[str
         return handle
 
     with contextlib.ExitStack() as stack:
-        for base, handler in _HANDLERS.items():
-            for kind in _list_subclasses(base):
-                own = kind.__module__.partition(".")[0] not in ("torch", __name__.partition(".")[0])
-                if own and handler in vars(kind) and (only is None or kind.__name__ in only):
-                    stack.enter_context(replace_attribute(kind, handler, let_through(kind.__name__)))
+        for kind, handler in list_modes():
+            if only is None or kind.__name__ in only:
+                stack.enter_context(replace_attribute(kind, handler, let_through(kind.__name__)))
         yield seen.keys()
+
+
+def list_modes() -> list[tuple[type[object], str]]:
+    """The classes of modes in this process that are not torch's or ours, each with its method that sees a call."""
+    kinds = ((kind, handler) for base, handler in _HANDLERS.items() for kind in _list_subclasses(base))
+    ours = ("torch", __name__.partition(".")[0])
+    return [(kind, at) for kind, at in kinds if at in vars(kind) and kind.__module__.partition(".")[0] not in ours]
 
 
 def _list_subclasses(base: type[object]) -> Iterator[type[object]]:

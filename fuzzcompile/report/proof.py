@@ -325,13 +325,13 @@ def proof(facts: IssueFacts) -> str:
     if facts.verdict == Verdict.STALE:
         changed = " and ".join(f"`{name}`" for name, _ in list_changes(facts))
         return f"compiled anew only where {changed} changed, the calls are right."
+    if read_details(culprit).get("kind") == "mode":
+        return f"the compiled program agrees with eager mode without `{culprit['rewrite']}`."
     siblings = ", ".join(f"`{name}`" for name in culprit.get("siblings") or ())
     what = f"switching off this and {siblings}, which takes its place" if siblings else "switching off this alone"
     repairing = (entry for entry in facts.report.get("ablations") or () if entry.get("repairs"))
     how = next((f" ({plain_toggle(str(entry['toggle']))})" for entry in repairing), "")
     text = f"the bug is gone after {what}{how}"
-    if read_details(culprit).get("kind") == "mode":
-        text = f"the compiled program agrees with eager mode without `{culprit['rewrite']}`"
     if culprit.get("sufficient"):
         text += "; it stays with every other optional rewrite off"
     if contributors := facts.report.get("contributors"):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+
+from torch import fx
 
 from fuzzcompile.compiler.compile_changes import CompileChange, CompilerFlags, InductorSettings, Lowered
 from fuzzcompile.compiler.kernels import compiler_flags
@@ -141,12 +143,9 @@ def prove_order(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
 
 def prove_views(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
     """The view that the generated program hands to a library's kernel, if that is right on a copy; else None."""
-    views, queue = dict[str, str](), [wrong.lowered.find_node(wrong.nodes[-1])]
-    while queue:
-        for node in (read for reader in [queue.pop()] if reader is not None for read in reader.all_input_nodes):
-            if is_view(node.target) and node.name in wrong.lowered.labels:
-                views[wrong.lowered.labels[node.name]] = node.name
-                queue.append(node)
+    reader, labels = wrong.lowered.find_node(wrong.nodes[-1]), wrong.lowered.labels
+    read = _iterate_views(reader) if reader is not None else ()
+    views = {labels[node.name]: node.name for node in read if node.name in labels}
     label, _ = bisect_candidates(
         ablator,
         list(views),
@@ -156,6 +155,14 @@ def prove_views(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
         return None
     code = CodeSource(parse_operator(label), *find_definition(facts().places.program_views))
     return Attribution(wrong.make_culprit(CODEGEN, code, nodes=(views[label],), necessary=True))
+
+
+def _iterate_views(reader: fx.Node) -> Iterator[fx.Node]:
+    """The views that an operator reads, each before those that it is a view of."""
+    for node in reader.all_input_nodes:
+        if is_view(node.target):
+            yield node
+            yield from _iterate_views(node)
 
 
 def prove_compiler(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:

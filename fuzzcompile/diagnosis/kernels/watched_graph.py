@@ -279,12 +279,10 @@ class WatchedGraph:
             if is_mutating(each.target)
             and any(read in each.all_input_nodes and order[read] < order[each] for read in node.all_input_nodes)
         ]
-        exact, read = (
-            self.interpret(double=True),
-            _evaluate_or_none(self.evaluate(double=True).evaluate_node, node.name),
-        )
-        if not writers or read is None or not callable(node.target):
+        read = _evaluate_or_none(self.evaluate(double=True).evaluate_node, node.name) if writers else None
+        if read is None or not callable(node.target):
             return None
+        exact = self.interpret(double=True)
         known = cast("Callable[[fx.Node], fx.node.Argument]", lambda each: exact.get(each.name))
         args, kwargs = fx.map_arg(node.args, known), fx.map_arg(node.kwargs, known)
         with contextlib.suppress(Exception), torch.no_grad():  # of the program, on values that it did not mean

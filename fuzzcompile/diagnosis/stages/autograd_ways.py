@@ -17,7 +17,7 @@ from fuzzcompile.compiler.functional_run import SEEDS, NodeRun, find_lossy_views
 from fuzzcompile.compiler.graph_breaks import find_call_name, find_captured_calls
 from fuzzcompile.compiler.graph_replay import list_drawing_nodes
 from fuzzcompile.compiler.kernels.kernel_loops import find_definition
-from fuzzcompile.compiler.operators.decompositions import get_operator_family, is_mutating
+from fuzzcompile.compiler.operators.decompositions import get_operator_family, is_mutating, is_view
 from fuzzcompile.compiler.operators.operator_crossref import ComparedCall, compare_paths
 from fuzzcompile.compiler.watch import aot_autograd
 from fuzzcompile.compiler.watch.ledger import Snapshot
@@ -360,8 +360,7 @@ def _is_hollow(node: fx.Node, run: NodeRun, hollow: Collection[fx.Node]) -> bool
     called = run.operators.get(node.name, [])
     if any(get_operator_family(str(operator)) in facts().operators.uninitialised for operator in called):
         return True
-    views = called and all(operator._schema.returns and operator._schema.returns[0].alias_info for operator in called)
-    return bool(views) and not any(map(is_mutating, called)) and bool(node.args) and node.args[0] in hollow
+    return bool(called) and all(map(is_view, called)) and bool(node.args) and node.args[0] in hollow
 
 
 _ANALYSIS = ways.Way("AOTAutograd's analysis, and a run", _find_contradictions, prove_at_call, most=3)

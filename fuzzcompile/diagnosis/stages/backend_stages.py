@@ -71,12 +71,13 @@ class Lowering(Stage):
         if ablator.trial.observation.failure is not None:
             failure = next((step for step in steps if step.failed is not None), None)
             return proofs.prove_failure(ablator, failure, self.name) if failure is not None else None
-        called = [wrong for wrong in operators if wrong.kernel is not None][:1]
-        doubted = _prove_operators(ablator, called)
-        if doubted is not None and doubted.is_proved:
-            return doubted
-        views = (proofs.prove_views(ablator, wrong) for wrong in called)
-        return next(filter(None, views), doubted or named)
+        called = next((wrong for wrong in operators if wrong.kernel is not None), None)
+        if called is None:
+            return named
+        computed = _prove_operators(ablator, [called])
+        if computed is not None and computed.is_proved:
+            return computed
+        return proofs.prove_views(ablator, called) or computed or named
 
     def workarounds(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
         """Loops that are not vectorised, where the code generator of the culprit's kernel has vectors."""
