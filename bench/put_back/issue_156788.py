@@ -3,6 +3,8 @@
 Undone: they wrap around, and are not cut off at zero (torch/_inductor/codegen/cpp.py).
 """
 
+import functools
+
 import torch
 from torch._inductor.codegen.cpp import CppOverrides, CppVecOverrides
 from torch._inductor.virtualized import ops
@@ -23,6 +25,7 @@ NAMES = ("to_dtype",)
 
 
 def cut_off(to_dtype):
+    @functools.wraps(to_dtype)
     def convert(x, dtype, src_dtype=None, use_compute_types=True):
         if dtype is torch.uint8 and x.dtype.is_floating_point:
             x = ops.maximum(x, ops.constant(0.0, x.dtype)).value

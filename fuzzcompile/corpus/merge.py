@@ -1,9 +1,9 @@
 """The report that a finding shows, the owner of a reproducer, and the merging of two findings.
 
-Four rules (docs/machines.md). A signature that was refined replaces a coarse one of the same place. Two
-findings that get the same signature are one, and so are two whose confirmed reproducers are the same program up to
-names, unless one raises where the other runs. Two findings of one proved culprit that raise alike are one. And a
-reproducer that shows another cause than its finding is no reproducer of it.
+Four rules (docs/machines.md). A signature that was refined replaces a coarse one of the same place. Two findings that
+get the same signature are one, and so are two whose confirmed reproducers are the same program up to names, unless one
+raises where the other runs. Two findings that raise alike are one (:func:`~fuzzcompile.model.signatures.raise_alike`).
+And a reproducer that shows another cause than its finding is no reproducer of it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from fuzzcompile.model.signatures import (
     raise_alike,
     renew,
 )
+from fuzzcompile.model.verdicts import ERRORS
 
 if TYPE_CHECKING:
     from fuzzcompile.model.contract import ReportJson
@@ -48,7 +49,7 @@ def find_finding(session: Session, signature: str, report: ReportJson | None = N
     if exact is not None:
         return exact
     rows = _of_place(session, signature)
-    alike = raising_alike(session, report, rows) if report is not None else []
+    alike = _raising_alike(session, report, signature) if report is not None else []
     if alike:
         return alike[0]
     cause = parse_fingerprint(signature)
@@ -64,8 +65,12 @@ def find_finding(session: Session, signature: str, report: ReportJson | None = N
     return session.get_one(FindingRow, names[0]) if len(names) == 1 else None
 
 
-def raising_alike(session: Session, report: ReportJson, rows: list[FindingRow]) -> list[FindingRow]:
-    """Those of the findings whose best run raises as the report says."""
+def _raising_alike(session: Session, report: ReportJson, signature: str) -> list[FindingRow]:
+    """The findings of the same stage whose best run raises as the report says, oldest first."""
+    if report.get("verdict") not in ERRORS:
+        return []
+    of_stage = starts_with(f"{parse_stage(signature)}:"), FindingRow.verdict.in_(map(str, ERRORS))
+    rows = session.scalars(select(FindingRow).where(*of_stage).order_by(FindingRow.id))
     return [row for row in rows if raise_alike(report, best_report(session, row))]
 
 
@@ -182,8 +187,8 @@ def settle(
         finding.signature = signature
         session.flush()
     report = cast("ReportJson", reproducer.report or {})
-    near = [row for row in _of_place(session, finding.signature) if row.id != finding.id]
-    twins = [*_of_the_same_program(session, finding, reproducer), *raising_alike(session, report, near)]
+    near = [row for row in _raising_alike(session, report, finding.signature) if row.id != finding.id]
+    twins = [*_of_the_same_program(session, finding, reproducer), *near]
     if twins := list(dict.fromkeys(twins)):
         finding = _merge(session, [finding, *twins], merged)
     return finding, tuple(merged)

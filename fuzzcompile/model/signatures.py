@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.stages import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION, GRAPH_STAGES
 from fuzzcompile.model.thresholds import ROUNDING_FACTOR
-from fuzzcompile.model.verdicts import AGREEING, Verdict
+from fuzzcompile.model.verdicts import AGREEING, ERRORS, Verdict
 
 if TYPE_CHECKING:
     from fuzzcompile.model.contract import OutputJson, ReportJson
@@ -29,9 +29,11 @@ _DIGITS = 12
 _FINGERPRINTED = (*GRAPH_STAGES, DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION)
 # An error's signature has its type in the place of the file, and its message may hold anything.
 _PARTS = re.compile(rf"((?:{'|'.join(_FINGERPRINTED)}):(?:-|[^:]*\.py):(?!{PROGRAM})[^:]+)(?::(.+))?")
-_ERRORS = ("compile_error", "runtime_error")
 _ERROR = re.compile(r"\w+(?:Error|Exception)\b: [^;\n]*")
 _TYPES = re.compile(r"(?:\w+(?:Error|Exception)\b:? *)+")
+_NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
+# What makes the kernels of all operators: an error there is one bug, whichever of them were fused.
+_OF_ALL_OPERATORS = ("torch/_inductor/codegen/", "torch/_inductor/scheduler.py")
 
 
 def has_fingerprints(stage: str | None) -> bool:
@@ -140,26 +142,32 @@ def agree(wanted: str, reached: str) -> bool:
 
 
 def raise_alike(left: ReportJson, right: ReportJson) -> bool:
-    """Return whether two reports show one culprit that makes the compiler or the program raise alike.
+    """Return whether two reports show one bug that makes the compiler or the program raise alike.
 
     That is: the same function of the compiler raises, or the messages differ in numbers and names only; both, where the
     culprit is proved in one report and neither so nor refuted in the other, whose program may have another fault. The
     causes of two such errors may be put into different words, because several changes keep a program from a check that
-    fails.
+    fails. Where a code generator or the scheduler raises, whose functions serve every operator, the function and the
+    message (names included) say it all, whichever operators are blamed.
     """
-    if any(report.get("verdict") not in _ERRORS or not report.get("signature") for report in (left, right)):
+    if any(report.get("verdict") not in ERRORS or not report.get("signature") for report in (left, right)):
         return False
+    raised = [read_details(report.get("culprit")).get("raised") for report in (left, right)]
+    functions = [(frames[0]["source"] or "", frames[0]["function"]) if frames else ("", "") for frames in raised]
+    errors = [find_error(report) for report in (left, right)]
+    # An error that is nothing but types says nothing.
+    errors = [None if error is None or _TYPES.fullmatch(error) else error for error in errors]
+    if functions[0] == functions[1] and functions[0][0].startswith(_OF_ALL_OPERATORS):
+        said = [_NUMBER.sub("N", error or "") for error in errors]
+        if said[0] and said[0] == said[1]:
+            return True
     proved = [(report.get("culprit") or {}).get("necessary") for report in (left, right)]
     if False in proved or True not in proved:
         return False
     if drop_fingerprint(left["signature"] or "") != drop_fingerprint(right["signature"] or ""):
         return False
-    raised = [read_details(report.get("culprit")).get("raised") for report in (left, right)]
-    functions = [(frames[0]["source"], frames[0]["function"]) if frames else None for frames in raised]
-    errors = [find_error(report) for report in (left, right)]
-    # An error that is nothing but types says nothing.
-    messages = [None if error is None or _TYPES.fullmatch(error) else normalise_message(error) for error in errors]
-    alike = [first is not None and first == second for first, second in (functions, messages)]
+    messages = [normalise_message(error or "") for error in errors]
+    alike = [any(first) and first == second for first, second in (functions, messages)]
     return any(alike) if all(proved) else all(alike)
 
 
@@ -174,7 +182,7 @@ def normalise_message(message: str) -> str:
     text = re.sub(r"0x[0-9a-fA-F]+", "ADDR", message)
     text = re.sub(r"\b(buf|arg|primals_|tangents_|op)\d+\w*", r"\1N", text)
     text = re.sub(r"'[^']*'|\"[^\"]*\"", "'…'", text)
-    text = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "N", text)
+    text = _NUMBER.sub("N", text)
     text = re.sub(r"\b[su]N\b", "N", text)  # sizes that are symbols
     text = re.sub(r"([\[(])N(?:, ?N)*,?([\])])", r"\1N\2", text)
     return " ".join(text.split())[:160]

@@ -44,9 +44,9 @@ class Verdict(StrEnum):
 
 # Bugs that show in values: only of these do distances between results say anything.
 VALUES = (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT, Verdict.NONFINITE, Verdict.PRECISION_LOSS)
-_ERRORS = (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR)
+ERRORS = (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR)
 # A stale graph is told by its values until all its calls can be compiled anew.
-_KINDS = {**dict.fromkeys((*VALUES, Verdict.STALE), "values"), **dict.fromkeys(_ERRORS, "error")}
+_KINDS = {**dict.fromkeys((*VALUES, Verdict.STALE), "values"), **dict.fromkeys(ERRORS, "error")}
 # Verdicts that say that the program is right where it was judged. The others without a bug say nothing of that.
 HARMLESS = (Verdict.EQUAL, Verdict.ROUNDING)
 _BENIGN = frozenset({*HARMLESS, Verdict.UNSTABLE, Verdict.PRECISION_CASTS, Verdict.BY_DESIGN, Verdict.INVALID})

@@ -12,7 +12,7 @@ from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.custom import is_custom
 from fuzzcompile.model.hints import CommandSubject, format_command
 from fuzzcompile.model.severity import Severity
-from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.model.verdicts import ERRORS, VALUES, Verdict
 from fuzzcompile.report.finding_facts import IssueFacts, case_part
 from fuzzcompile.report.proof import format_entry
 from fuzzcompile.report.wording import title, why_not
@@ -20,7 +20,7 @@ from fuzzcompile.report.wording import title, why_not
 # PyTorch's rules for reports that come from a fuzzer, and which of them a finding meets.
 
 # Verdicts that rest on comparing numbers.
-_NUMERIC = (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT, Verdict.NONFINITE, Verdict.PRECISION_LOSS, Verdict.ALIASING)
+_NUMERIC = (*VALUES, Verdict.ALIASING)
 # Calls that return positions.
 _INDICES = re.compile(
     r"\b(arg(?:max|min|sort|where)|max|min|sort|topk|mode|median|nanmedian|kthvalue|cummax|cummin|multinomial)\("
@@ -100,7 +100,7 @@ def _always(facts: IssueFacts) -> Iterator[Rule]:
 
 
 # What these do shows without an attribution: an error, a crash or a hang needs no other proof.
-_EVIDENT = (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR, Verdict.CRASH, Verdict.TIMEOUT)
+_EVIDENT = (*ERRORS, Verdict.CRASH, Verdict.TIMEOUT)
 
 _MORE_SECONDS = 900.0
 

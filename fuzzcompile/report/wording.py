@@ -20,7 +20,7 @@ from fuzzcompile.model.evidence import (
 )
 from fuzzcompile.model.privacy import fold_lines
 from fuzzcompile.model.severity import Severity
-from fuzzcompile.model.verdicts import VALUES, Verdict
+from fuzzcompile.model.verdicts import ERRORS, VALUES, Verdict
 from fuzzcompile.report.circumstances import WORDS, meaning_for
 from fuzzcompile.report.finding_facts import IssueFacts, read_constants
 from fuzzcompile.report.proof import describe_repair, list_changes
@@ -143,7 +143,7 @@ def describe_effect(facts: IssueFacts) -> Effect:
         return _sharing(facts)
     if facts.target is not None and verdict in VALUES:
         return Effect("is compiled into a program with other values")
-    if verdict in (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR):
+    if verdict in ERRORS:
         return Effect("raises" if verdict == Verdict.RUNTIME_ERROR else "fails to compile", f": {error_in(facts)}")
     if verdict == Verdict.ACCEPTS_INVALID:
         return Effect("is accepted", f", where eager raises {refusal(facts)[0]}")
@@ -422,7 +422,7 @@ def _observed(facts: IssueFacts) -> str:
     if facts.verdict == Verdict.ACCEPTS_INVALID:
         message = refusal(facts)[1]
         return f"Eager's error: `{message}`." if message else ""
-    if facts.verdict in (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR):
+    if facts.verdict in ERRORS:
         whole = error_in(facts, 300)
         return f"The error: {whole}." if whole != error_in(facts) else ""
     if not facts.wrong:

@@ -1,4 +1,4 @@
-"""One root cause is one finding: errors of one proved culprit that raise alike."""
+"""One root cause is one finding: errors that raise alike, of one proved culprit or in what serves every operator."""
 
 from __future__ import annotations
 
@@ -73,3 +73,41 @@ def test_messages_that_an_earlier_version_normalised_match(store: Store) -> None
     assert hit(store, bug(f"{begins}([sN, sN], [sN, N]) on dimension N", verdict="compile_error")) == "F1"
     assert hit(store, bug(f"{begins}([N], [N]) on dimension N", verdict="compile_error")) == "F1"
     assert store.finding("F1").signature == f"{begins}([N], [N]) on dimension N"
+
+
+MISSING = "AttributeError: '{}' object has no attribute 'convert' in kernel {}"
+
+
+def generating(operators: str, detail: str, function: str = "_default", file: str = "codegen/common.py") -> Any:
+    """A report on an error of a code generator that blames these operators, none of them with proof."""
+    raised = [{"source": f"torch/_inductor/{file}", "line": len(operators), "function": function}]
+    culprit = {"stage": "codegen", "rewrite": operators, "necessary": None, "details": {"raised": raised}}
+    signature = f"codegen:torch/_inductor/{file}:{operators}"
+    return bug(signature, verdict="compile_error", detail=detail, culprit=culprit)
+
+
+def test_what_a_code_generator_raises_for_many_operators_is_one_finding(store: Store) -> None:
+    assert hit(store, generating("add", MISSING.format("super", 1))) == "F1"
+    assert hit(store, generating("mean+sub", MISSING.format("super", 22))) == "F1"
+    shown = generating("where", MISSING.format("super", 3))
+    assert hit(store, generating("where", "AssertionError: ")) == "F2"
+    assert store.add_reproducer("F2", reproducer(report=shown)).merged == (2,)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        generating("sum", MISSING.format("kernel", 1)),
+        generating("sum", MISSING.format("super", 1), "store"),
+        generating("sum", MISSING.format("super", 1), file="cpp_builder.py"),
+    ],
+    ids=["another name", "another function", "the C++ compiler, which says the same of much"],
+)
+def test_another_error_of_a_code_generator_is_another_finding(store: Store, other: dict[str, Any]) -> None:
+    assert hit(store, {**generating("add", MISSING.format("super", 1))}) == "F1"
+    assert hit(store, other) == "F2"
+
+
+def test_the_words_of_a_cpp_compiler_join_no_two_operators(store: Store) -> None:
+    assert hit(store, generating("add", "CppCompileError: C++ compile error", file="cpp_builder.py")) == "F1"
+    assert hit(store, generating("sum", "CppCompileError: C++ compile error", file="cpp_builder.py")) == "F2"

@@ -34,6 +34,7 @@ from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.evidence import EagerRefusal
 from fuzzcompile.model.privacy import scrub
 from fuzzcompile.model.severity import Severity, rate_severity
+from fuzzcompile.model.verdicts import ERRORS
 from fuzzcompile.run.subprocesses import run_command
 
 # A script in a process and a folder of its own, run by whichever Python.
@@ -90,7 +91,7 @@ _UNFIT = re.compile(
 )
 # A version may lack what the program calls.
 _ABSENT = ("AttributeError", "NameError", "TypeError")
-_ERRORS, _ACCEPTS, _CRASH, _TIMEOUT = ("compile_error", "runtime_error"), "accepts_invalid", "crash", "timeout"
+_ACCEPTS, _CRASH, _TIMEOUT = "accepts_invalid", "crash", "timeout"
 _COMPARED = 60  # characters of a normalised message
 
 
@@ -133,7 +134,7 @@ def read(ended: Ended, expected: Expected) -> tuple[ReplayStatus, str]:
 def _shown(output: str, expected: Expected, said: str) -> tuple[ReplayStatus, str]:
     """It says that the bug is there: of an error or a crash, whether it is the same."""
     both, ending = _BOTH.search(output), _ENDING.search(output)
-    if both is not None and expected.verdict in _ERRORS:
+    if both is not None and expected.verdict in ERRORS:
         compiled, why = both["compiled"], f"compiled raises {both['compiled']}"
         if _UNFIT.search(compiled):
             return ReplayStatus.ERRORED, why
@@ -160,7 +161,7 @@ def _passed(output: str, expected: Expected) -> tuple[ReplayStatus, str]:
     """It says that all is well: but it may have compared one failure with another."""
     both = _BOTH.search(output)
     eager, compiled = (both["eager"], both["compiled"]) if both is not None else (_NOTHING, _NOTHING)
-    if eager != _NOTHING and (expected.verdict in _ERRORS or _lacks(eager, expected)):
+    if eager != _NOTHING and (expected.verdict in ERRORS or _lacks(eager, expected)):
         return ReplayStatus.ERRORED, f"eager raises {eager}"
     if eager == _NOTHING and compiled != _NOTHING:
         status = ReplayStatus.ERRORED if _UNFIT.search(compiled) else ReplayStatus.DIFFERENT

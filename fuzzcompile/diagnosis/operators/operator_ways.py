@@ -42,7 +42,7 @@ from fuzzcompile.model.culprit_contract import AtenKernelJson, DetailsJson, Kern
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DECOMPOSITION, DYNAMO, FAKE_TENSOR, FUNCTIONALIZATION, JOINT_GRAPH, LOWERING
 from fuzzcompile.model.thresholds import NOISE_SEEDS, OTHER_NUMBERS, ROUNDING_FACTOR, SEMANTIC_STEP
-from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.model.verdicts import ERRORS, HARMLESS, VALUES, Verdict
 from fuzzcompile.run import metrics, runs
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.device import describe_run_error
@@ -415,15 +415,13 @@ def check_eager_program(divergence: Divergence) -> OperatorCheck:
 _VALUES = ("values", "numbers", "mutation", "shape", "dtype", "alias", "raises")
 _ERRORS = ("raises", "shape", "dtype", "device", "stride", "alias")
 _SHOWS = {
-    **dict.fromkeys((Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT, Verdict.NONFINITE, Verdict.PRECISION_LOSS), _VALUES),
-    **dict.fromkeys((Verdict.EQUAL, Verdict.ROUNDING), _VALUES),
+    **dict.fromkeys((*VALUES, *HARMLESS), _VALUES),
     Verdict.METADATA: ("dtype", "shape", "device", "stride", "values", "mutation", "alias"),
     Verdict.ALIASING: ("alias", "mutation", "values"),
     Verdict.COMPILE_ERROR: _ERRORS,
     Verdict.RUNTIME_ERROR: (*_ERRORS, "mutation", "values"),
     Verdict.ACCEPTS_INVALID: ("check",),
 }
-_FAILED = (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR)
 # Kinds of fault that are wrong whatever reads them.
 _WRONG_ANYWHERE = ("values", "mutation", "check", "raises")
 
@@ -545,7 +543,7 @@ def _find_kernels(divergence: Divergence) -> Iterator[Found]:
 
     for _, record, inputs in iter_captured(divergence.trial.ledger, stage=JOINT_GRAPH):
         Crossref(judge, layouts_only=True).run_graph(record.snapshots[-1], inputs)
-    kind = "raises" if divergence.verdict in _FAILED else "values"
+    kind = "raises" if divergence.verdict in ERRORS else "values"
     unique: dict[tuple[str | None, str], Found] = {}
     for fault in sorted(faults, key=lambda fault: not fault.certain):
         if _kind(fault) == kind:
@@ -557,7 +555,7 @@ KERNELS = Way(
     "kernels on operands as they are, and on contiguous ones",
     _find_kernels,
     None,
-    lambda divergence: divergence.is_of_values or divergence.verdict in _FAILED,
+    lambda divergence: divergence.is_of_values or divergence.verdict in ERRORS,
     most=None,
 )
 

@@ -54,7 +54,7 @@ from fuzzcompile.model.thresholds import (
     SEMANTIC_STEP,
     VANISHING_GRADIENT,
 )
-from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.model.verdicts import ERRORS, Verdict
 
 _EPS = torch.finfo(torch.float32).eps
 _RESULT, _GRADIENT = "result", "gradient"
@@ -417,7 +417,7 @@ def _describe_metadata(tensor: torch.Tensor, *, strides: bool) -> str | None:
     return f"{tensor.dtype} {tuple(shape)}" + (f" strides {tuple(followed)}" if strides else "")
 
 
-_METADATA = (Verdict.METADATA, Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR)
+_METADATA = (Verdict.METADATA, *ERRORS)
 METADATA = ways.Way(
     "values, and what a graph records of them",
     _compare_metadata,

@@ -30,7 +30,7 @@ from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.custom import is_custom
 from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.privacy import scrub
-from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.model.verdicts import ERRORS, Verdict
 from fuzzcompile.programs.scripts.clean_process import OWN_PACKAGE, FinishedProcess, collect_environment, run_alone
 from fuzzcompile.programs.scripts.plain_script import (
     ACCEPTED,
@@ -61,7 +61,7 @@ from fuzzcompile.run.plants import list_plants
 MOST_TRIED = 6
 # Seconds for all of them together, at most: a minimization in a campaign has little time left.
 _SECONDS = 150.0
-_ERRORS = (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR, Verdict.CRASH)
+_RAISING = (*ERRORS, Verdict.CRASH)
 # Further runs of a reproducer that does not show the bug the first time: the bug may come and go.
 _FURTHER_RUNS = 2
 # Seconds for the script of an issue where none are left: budgets may be overrun by so much.
@@ -175,7 +175,7 @@ def build_issue_script(source: str, chosen: ScriptPlan, report: ReportJson, seco
     made["ladder"] = [{**rung, "says": scrub(rung["says"])} for rung in seen.ladder]
     if not seen.plain.cuda and may_show_on_cuda(report):
         made["cuda"] = replace(seen.plain, cuda=True).text()
-    if report.get("verdict") in _ERRORS:
+    if report.get("verdict") in _RAISING:
         made["error_log"] = scrub(shorten_error(seen.output))
     return made | _show_eager(chosen.source, report, made["ladder"], ends)
 
