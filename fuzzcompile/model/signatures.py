@@ -69,8 +69,11 @@ def find_symptom(verdict: str, outputs: Iterable[OutputJson], details: DetailsJs
     elements that are right: a place that does so is at fault once, and several changes of a program keep it from doing
     so. ``details`` are the culprit's: where a rewrite moves no value and has results share memory, a later write makes
     values wrong, and where a view is at fault that an analysis overlooked, or through which was written, a copy
-    anywhere makes them right.
+    anywhere makes them right. An output that is made anew as a view of the wrong tensor is one bug too, whether that
+    raises, has other metadata or shows in values.
     """
+    if details.get("kind") == "regenerated":
+        return SHARING
     overlooked = any(" view of " in shown for shown in details.get("a run shows") or ())
     shares = details.get("shares") or details.get("written through")
     if verdict == Verdict.ALIASING or ((shares or overlooked) and Verdict(verdict).kind == "values"):

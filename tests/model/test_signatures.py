@@ -160,3 +160,8 @@ def test_values_that_a_later_write_to_shared_memory_changes_are_one_bug_with_the
     assert find_symptom("miscompile", far, {"written through": "d"}) == "sharing"
     assert find_symptom("miscompile", far, {"a run shows": ["output 0 is a view of input 0"]}) == "sharing"
     assert find_symptom("miscompile", far, {"a run shows": ["input 0 is written to"]}) is None
+
+
+@pytest.mark.parametrize("verdict", ["runtime_error", "metadata", "miscompile"])
+def test_a_view_made_anew_of_the_wrong_tensor_is_one_bug_however_it_shows(verdict):
+    assert find_symptom(verdict, [{"finding": "far"}], {"kind": "regenerated"}) == "sharing"
