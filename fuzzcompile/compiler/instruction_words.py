@@ -62,12 +62,13 @@ def describe_instruction(
         given = argument if isinstance(argument, int) else 1
         arguments = stack[len(stack) - given :] if name != "CALL_FUNCTION_EX" else []
         before = stack[: len(stack) - given]
+        left = next((context for each in before[-2:] if (context := _read(each, "ctx")) is not None), None)
         known = (each for each in reversed(before[-2:]) if _name_callee(each) or id(each) in looked_up)
-        operand = next(known, operand)
+        operand = left or next(known, operand)
         named = _name_callee(operand)
         if named in ("", "<lambda>"):  # as dynamo stands for a method
             named = looked_up.get(id(operand), (None, named))[1]
-        does = f"{named}({', '.join(map(_name_type, arguments))})"
+        does = f"{named}({', '.join(map(_name_type, arguments))})" if left is None else f"end of {_name_type(left)}"
         operand = _read(operand, "obj") or operand  # the object of a method
     elif name in ("BINARY_OP", "COMPARE_OP", "CONTAINS_OP", "IS_OP") and len(kinds) == 2:
         does = f"{kinds[0]} {_name_operator(instruction)} {kinds[1]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import dis
 import functools
 import importlib
@@ -11,9 +12,9 @@ import itertools
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from fuzzcompile.compiler.instruction_words import (
     ENTERING,
@@ -24,20 +25,27 @@ from fuzzcompile.compiler.instruction_words import (
     describe_instruction,
 )
 from fuzzcompile.compiler.python_values import (
+    TENSOR,
     Digest,
     agree,
     digest,
     digest_each,
     digest_variable,
+    hold_alike,
     holds_items,
+    is_number,
+    list_summaries,
     word_digest,
 )
+from fuzzcompile.compiler.traced_tensors import EagerTensors, TracedTensors
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.torch_patch import Function, IntendedError
 from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.run.code_files import find_owner
+from fuzzcompile.run.torch_attributes import replace_attribute
 
 _MOST_STEPS = 100_000
+_MOST_NUMBERS = 2
 
 
 @dataclass
@@ -49,6 +57,7 @@ class InstructionStep:
     values: Mapping[str, Digest] = field(default_factory=dict)
     instruction: Instruction | None = None  # of dynamo's steps
     expected: Digest = None  # what Python itself gets where dynamo works on constants
+    gives_number: bool = False  # of dynamo's: whether it left a number or a string behind
     calls: CodeType | None = None  # of eager mode's: the code of the program's own that it has called by itself
 
 
@@ -70,8 +79,11 @@ class InstructionTrace:
     wrong: list[tuple[Instruction, Digest, Digest]] = field(default_factory=list)
     # calls that give nothing back, and contexts: what they set, dynamo says in its own words
     settings: dict[str, list[Instruction]] = field(default_factory=dict)
+    tensors: TracedTensors = field(default_factory=TracedTensors)
     _calls: dict[int, tuple[object, list[InstructionStep]]] = field(default_factory=dict)
     _looked_up: dict[int, tuple[object, str]] = field(default_factory=dict)  # attributes, by what they are to dynamo
+    _offsets: dict[CodeType, dict[int, int]] = field(default_factory=dict)  # in the program's code, by dynamo's
+    _refused: list[tuple[object, tuple[CodeType, int | None]]] = field(default_factory=list)
     _taken: int = 0
 
     def record_unseen(self, unseen: Unseen, error: BaseException | None = None) -> None:
@@ -98,30 +110,55 @@ class InstructionTrace:
             self._calls[id(translator)] = known
         return known[1]
 
-    def take(self, translator: Any) -> None:
-        """Record the instruction that a translator is about to trace, or have dynamo leave it out."""
+    def take(self, translator: Any) -> Exception | None:
+        """Record the instruction that a translator is about to trace; the error by which it is to be left out, if so.
+
+        Where dynamo has been told already, in this compile of its frame, it leaves it out by itself.
+        """
         pointer = translator.instruction_pointer
         if pointer is None or find_owner(translator.f_code.co_filename) in ("torch", "python"):
-            return
+            return None
         instruction = translator.instructions[pointer]
-        if self.left_out:
-            if (translator.f_code, instruction.offset) in self.left_out:
-                breaks = importlib.import_module("torch._dynamo.exc").Unsupported
-                raise IntendedError(breaks(f"{instruction.opname} is left to eager mode"))
-        elif instruction.offset is not None and self._taken <= _MOST_STEPS:
+        offset = self._find_offset(translator, instruction)
+        if offset is not None and not self.left_out and self._taken <= _MOST_STEPS:
             self._taken += 1
-            self._record(translator, instruction, list(translator.stack))
+            self._record(translator, instruction, offset, list(translator.stack))
+        if (translator.f_code, offset) not in self.left_out:
+            return None
+        compiled = getattr(translator, "speculation_log", None)
+        if any(log is compiled and place == (translator.f_code, offset) for log, place in self._refused):
+            return None
+        self._refused.append((compiled, (translator.f_code, offset)))
+        breaks = importlib.import_module("torch._dynamo.exc").Unsupported
+        error: Exception = breaks(f"{instruction.opname} is left to eager mode")
+        return error
 
-    def _record(self, translator: Any, instruction: Any, stack: list[Any]) -> None:
+    def _find_offset(self, translator: Any, instruction: Any) -> int | None:
+        """The offset in the program's code: dynamo traces its own copy, in which it spells out ``super()``."""
+        code = translator.f_code
+        if code not in self._offsets:
+            own = [each for each in dis.get_instructions(code) if each.opname != "EXTENDED_ARG"]
+            copied = [each for each in translator.instructions if each.opname != "EXTENDED_ARG"]
+            names = [each.opname for each in own], [each.opname for each in copied]
+            blocks = difflib.SequenceMatcher(None, *names, autojunk=False).get_matching_blocks()
+            alike = ((own[first + at], copied[second + at]) for first, second, size in blocks for at in range(size))
+            self._offsets[code] = {} if names[0] == names[1] else {other.offset: each.offset for each, other in alike}
+        offset: int | None = instruction.offset
+        return self._offsets[code].get(offset) if self._offsets[code] and offset is not None else offset
+
+    def _record(self, translator: Any, instruction: Any, offset: int, stack: list[Any]) -> None:
         steps = self.find_steps(translator)
         line = getattr(getattr(instruction, "positions", None), "lineno", None) or translator.lineno
         if steps and _get(steps[-1]).name.startswith(LOOKING_UP):
             self._looked_up |= {id(each): (each, _get(steps[-1]).does) for each in stack[-2:]}
-        known = describe_instruction(translator.f_code, line, instruction, stack, self._looked_up)
+        known = replace(
+            describe_instruction(translator.f_code, line, instruction, stack, self._looked_up), offset=offset
+        )
         moved = steps and _get(steps[-1]).name.startswith(KEEPING)
-        values = steps[-1].values if moved else digest_each(translator.symbolic_locals, digest_variable)
+        read = functools.partial(digest_variable, tensors=self.tensors)
+        values = steps[-1].values if moved else digest_each(translator.symbolic_locals, read)
         if instruction.opname == "RETURN_VALUE" and stack:
-            values = {"return": digest_variable(stack[-1])}
+            values = {"return": read(stack[-1])}
         if steps and stack:
             self._look_at_result(steps[-1], stack[-1])
         expected = compute_result(translator, instruction, stack)
@@ -132,6 +169,7 @@ class InstructionTrace:
     def _look_at_result(self, before: InstructionStep, result: Any) -> None:
         """Compare what the instruction before has left on the stack with what Python gets."""
         instruction = _get(before)
+        before.gives_number = is_number(result)
         calls = instruction.name.startswith("CALL") and not holds_items(instruction.handler)
         if before.expected is None and not calls:
             return
@@ -143,9 +181,21 @@ class InstructionTrace:
 
 
 def wrap_step(trace: InstructionTrace, original: Function, translator: Any, *rest: object) -> object:
-    """Record an instruction before dynamo traces it."""
-    trace.take(translator)
-    return original(translator, *rest)
+    """Record an instruction before dynamo traces it, or have it refused.
+
+    Dynamo breaks the graph at what is refused while it is traced, when its result is pushed, and compiles the rest of
+    the frame too; a frame of which an instruction is refused from outside is left to eager mode as a whole.
+    """
+    error = trace.take(translator)
+    if error is None:
+        return original(translator, *rest)
+
+    def refuse(value: object) -> NoReturn:
+        raise error
+
+    with replace_attribute(translator, "push", refuse):
+        original(translator, *rest)
+    raise IntendedError(error)
 
 
 # Eager mode.
@@ -158,6 +208,7 @@ def record_instructions() -> Iterator[Steps]:
     calls: dict[CodeType, int] = defaultdict(int)
     open_frames: dict[FrameType, list[InstructionStep]] = {}
     taken, before = 0, sys.gettrace()
+    read = functools.partial(digest, tensors=EagerTensors())
 
     def enter(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
         code = frame.f_code
@@ -178,10 +229,10 @@ def record_instructions() -> Iterator[Steps]:
         if event == "opcode":
             taken += 1
             keeps = known and _get_name(frame.f_code, known[-1].offset).startswith(KEEPING)
-            values = known[-1].values if keeps else digest_each(frame.f_locals, digest)
+            values = known[-1].values if keeps else digest_each(frame.f_locals, read)
             known.append(InstructionStep(frame.f_lasti, taken, values))
         elif event == "return" and known and not frame.f_code.co_flags & inspect.CO_GENERATOR:
-            known[-1].values = {"return": digest(argument)}
+            known[-1].values = {"return": read(argument)}
         return follow
 
     sys.settrace(enter)
@@ -208,8 +259,9 @@ def _get_name(code: CodeType, offset: int) -> str:
 class PartedInstruction:
     """An instruction behind which dynamo goes on otherwise than eager mode, or has another value.
 
-    ``others`` do the same in other places. ``kind`` is ``path``, ``value``, ``error`` (dynamo raises one), ``call``
-    (the program's own code that it calls is not traced) or ``setting`` (nothing comes of it that could part).
+    ``others`` do the same in other places. ``kind`` is ``path``, ``value``, ``gradient`` (one of both values requires
+    one), ``error`` (dynamo raises one), ``call`` (the program's own code that it calls is not traced) or ``setting``
+    (nothing comes of it that could part).
     """
 
     instruction: Instruction
@@ -226,6 +278,7 @@ def find_partings(eager: Steps, trace: InstructionTrace, raised: str = "") -> li
     or a value is another than in eager mode. Where dynamo's steps end it has broken the graph, unless it ``raised``.
     """
     traced, entered = trace.steps, {code for code, _ in trace.steps}
+    trace.tensors.compare_with(list_summaries(next((steps[0].values for steps in eager.values() if steps), {})))
     wrong = [
         PartedInstruction(each, "value", word_digest(ours), word_digest(theirs)) for each, ours, theirs in trace.wrong
     ]
@@ -247,14 +300,17 @@ def find_partings(eager: Steps, trace: InstructionTrace, raised: str = "") -> li
                 words = _word_line(code, step), _word_line(code, other)
                 parted.append((step.number, PartedInstruction(decided, "path", *words)))
             elif decided is not None and name is not None:
-                words = word_digest(step.values[name]), word_digest(other.values[name])
-                parted.append((step.number, PartedInstruction(decided, "value", *words)))
+                pair = step.values[name], other.values[name]
+                kind, words = "gradient" if hold_alike(*pair) else "value", (word_digest(pair[0]), word_digest(pair[1]))
+                suspects = _list_unnamed(theirs[:index], decided) if (pair[0] or ())[:1] == TENSOR else [decided]
+                parted += [(step.number, PartedInstruction(each, kind, *words)) for each in suspects]
             break
         else:
             if raised and len(theirs) < len(ours) and (decided := _find_deciding(theirs)) is not None:
                 parted.append((ours[len(theirs)].number, PartedInstruction(decided, "error", "goes on", raised)))
-    first = sorted(parted, key=lambda each: each[0])[:1]
-    before = [each for each in special if not first or each[0] <= first[0][0]]
+    earliest = min((number for number, _ in parted), default=None)
+    first = [each for each in parted if each[0] == earliest]
+    before = [each for each in special if earliest is None or each[0] <= earliest]
     return [*wrong, *(each for _, each in (*before, *first))]
 
 
@@ -290,6 +346,19 @@ def _get(step: InstructionStep) -> Instruction:
 def _find_deciding(steps: list[InstructionStep]) -> Instruction | None:
     """The last instruction that a value came of, or that asked for the truth of one."""
     return next((known for step in reversed(steps) if (known := _get(step)).decides), None)
+
+
+def _list_unnamed(steps: list[InstructionStep], decided: Instruction) -> list[Instruction]:
+    """What may have made a tensor wrong in the line that ``decided`` ends: numbers that it reads, then itself.
+
+    No name tells whether the values within the line are right. The latest come first.
+    """
+    before = (step for step in reversed(steps) if _get(step) is not decided)
+    line = itertools.takewhile(lambda step: not _get(step).name.startswith("STORE_"), before)
+    deciding = [step for step in line if _get(step).decides]
+    numbers = [_get(step) for step in deciding if step.gives_number][:_MOST_NUMBERS]
+    others = [_get(step) for step in deciding if not step.gives_number]
+    return [*numbers, decided, *others]
 
 
 def _word_line(code: CodeType, step: InstructionStep) -> str:

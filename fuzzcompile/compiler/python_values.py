@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
+from torch.utils import _pytree as pytree
+
+from fuzzcompile.compiler.traced_tensors import TensorSummary, TracedTensor
 
 Digest = tuple[object, ...] | None
 """What is comparable of a Python value; None, also within it, where nothing is known."""
@@ -13,10 +17,12 @@ Digest = tuple[object, ...] | None
 V = TypeVar("V")
 
 _DEEPEST, _WIDEST = 3, 32
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_ORDERED, _UNORDERED = (list, tuple, torch.Size), (set, frozenset)
+_NUMBERS = (bool, int, float, complex, str)
+_PLAIN = (*_NUMBERS, bytes, type(None))
+_SPANS = (range, slice)
+_ORDERED, _UNORDERED = (list, tuple, torch.Size, deque), (set, frozenset)
 _CONTAINERS = (*_ORDERED, *_UNORDERED, dict)
-_TENSOR, _OBJECT = ("tensor",), ("object",)
+TENSOR, _OBJECT = ("tensor",), ("object",)
 
 
 def digest_each(values: Mapping[str, V], digest: Callable[[V], Digest]) -> dict[str, Digest]:
@@ -24,8 +30,13 @@ def digest_each(values: Mapping[str, V], digest: Callable[[V], Digest]) -> dict[
     return {name: digest(value) for name, value in list(values.items())}
 
 
-def digest_variable(variable: Any, depth: int = _DEEPEST) -> Digest:
-    """What dynamo knows of a value that is comparable; None of one that only the run gives."""
+def digest_variable(
+    variable: Any, depth: int = _DEEPEST, *, tensors: Callable[[Any], object] = lambda variable: None
+) -> Digest:
+    """What dynamo knows of a value that is comparable; None of one that only the run gives.
+
+    ``tensors`` says what is comparable of a tensor.
+    """
     try:
         if not getattr(variable, "is_realized", lambda: True)():
             return None  # an argument that nothing has been done to
@@ -36,9 +47,11 @@ def digest_variable(variable: Any, depth: int = _DEEPEST) -> Digest:
             return digest(variable.value)
         kind = variable.python_type()
         if issubclass(kind, torch.Tensor):
-            return _TENSOR
+            return (*TENSOR, tensors(variable))
         if kind in _PLAIN:
             return None  # of a value that only the run gives
+        if kind in _SPANS:
+            return digest(variable.as_python_constant())
         if kind not in _CONTAINERS:
             return _OBJECT
         if depth == 0:
@@ -47,10 +60,12 @@ def digest_variable(variable: Any, depth: int = _DEEPEST) -> Digest:
             held = [(digest_variable(getattr(key, "vt", key), 0), item) for key, item in variable.items.items()]
             if kind in _UNORDERED:
                 return _digest_set(kind, [key for key, _ in held])
-            items = tuple((key, digest_variable(item, depth - 1)) for key, item in held)
+            items = tuple((key, digest_variable(item, depth - 1, tensors=tensors)) for key, item in held)
             return (kind, items if len(items) <= _WIDEST else None)
         items = variable.items
-        return (kind, tuple(digest_variable(item, depth - 1) for item in items) if len(items) <= _WIDEST else None)
+        if len(items) > _WIDEST:
+            return (kind, None)
+        return (kind, tuple(digest_variable(item, depth - 1, tensors=tensors) for item in items))
     except Exception:  # of dynamo, which does not know the value
         return None
 
@@ -59,12 +74,14 @@ def _digest_set(kind: type, keys: list[Digest]) -> Digest:
     return (kind, None if any(key is None or None in key for key in keys) else frozenset(keys))
 
 
-def digest(value: object, depth: int = _DEEPEST) -> Digest:
-    """What is compared of a value: its type and what it holds, in plain values and containers; a tensor as such."""
+def digest(
+    value: object, depth: int = _DEEPEST, *, tensors: Callable[[torch.Tensor], object] = lambda tensor: None
+) -> Digest:
+    """What is compared of a value: its type and what it holds; of a tensor, what ``tensors`` says of it."""
     kind: type = type(value)
     if isinstance(value, torch.Tensor):
-        return _TENSOR
-    if kind in _PLAIN:
+        return (*TENSOR, tensors(value))
+    if kind in (*_PLAIN, *_SPANS):
         return (kind, repr(value))
     if kind not in _CONTAINERS:
         return _OBJECT
@@ -75,21 +92,45 @@ def digest(value: object, depth: int = _DEEPEST) -> Digest:
     if len(value) > _WIDEST:  # type: ignore[arg-type]
         return (kind, None)
     if isinstance(value, dict):
-        return (kind, tuple((digest(key, 0), digest(item, depth - 1)) for key, item in value.items()))
-    return (kind, tuple(digest(item, depth - 1) for item in value))  # type: ignore[attr-defined]
+        return (kind, tuple((digest(key, 0), digest(item, depth - 1, tensors=tensors)) for key, item in value.items()))
+    return (kind, tuple(digest(item, depth - 1, tensors=tensors) for item in value))  # type: ignore[attr-defined]
 
 
 def agree(eager: object, traced: object) -> bool:
     """Return whether two digests can be of one value."""
+    if isinstance(traced, TracedTensor):
+        traced = traced.summary
+    if isinstance(eager, TensorSummary) and isinstance(traced, TensorSummary):
+        return eager.fits(traced)
     if eager is None or traced is None or eager == traced:
         return True
     if _OBJECT in (eager, traced) and {type(each) for each in (eager, traced)} == {tuple}:
         # A value of another class may be traced as what it derives from.
         kinds = {each[0] for each in (eager, traced) if isinstance(each, tuple)}
-        return not kinds & {_TENSOR[0], *_CONTAINERS}
+        return not kinds & {*TENSOR, *_CONTAINERS}
     if not isinstance(eager, tuple) or not isinstance(traced, tuple) or len(eager) != len(traced):
         return False
     return all(map(agree, eager, traced))
+
+
+def list_summaries(values: Mapping[str, Digest]) -> list[TensorSummary]:
+    """What is known of the tensors among several values, and in their containers."""
+    return [each for each in pytree.tree_leaves(list(values.values())) if isinstance(each, TensorSummary)]
+
+
+def hold_alike(eager: Digest, traced: Digest) -> bool:
+    """Return whether two digests are of tensors with the same values, of which one alone requires a gradient."""
+    pair = [each[1] if each is not None and each[:1] == TENSOR else None for each in (eager, traced)]
+    ours, theirs = (each.summary if isinstance(each, TracedTensor) else each for each in pair)
+    return isinstance(ours, TensorSummary) and isinstance(theirs, TensorSummary) and ours.holds_alike(theirs)
+
+
+def is_number(variable: Any) -> bool:
+    """Return whether a variable of dynamo's is a number or a string, which it may or may not know."""
+    try:
+        return issubclass(variable.python_type(), _NUMBERS)
+    except Exception:  # of dynamo, which does not know the type
+        return False
 
 
 def holds_items(handler: type | None) -> bool:
@@ -99,8 +140,11 @@ def holds_items(handler: type | None) -> bool:
 
 def word_digest(stored: Digest) -> str:
     """A value for a reader."""
-    if stored is None or stored[0] in ("tensor", "object"):
+    if stored is None or stored == _OBJECT:
         return "?" if stored is None else str(stored[0])
+    if stored[:1] == TENSOR:
+        held = stored[1].summary if isinstance(stored[1], TracedTensor) else stored[1]
+        return TENSOR[0] if held is None else f"tensor ({held})"
     kind, held = stored[0], stored[-1]
     name = kind.__name__ if isinstance(kind, type) else str(kind)
     if isinstance(held, str):

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuzzcompile.model.errors import CaseError
 from fuzzcompile.run.arithmetic_modes import Float64Mode, UlpNoise
@@ -218,31 +219,54 @@ def measure_moved_loss(case: Case, device: torch.device, changes: Mapping[str, t
         return math.nan
 
 
-class _HookWatch(TorchFunctionMode):
+class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A look at the operators that are called, which has ``found`` what it is for or not."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found = False
+
+
+class _FunctionWatch(TorchFunctionMode):
+    """Whether a hook was registered, or a tensor detached."""
+
+    functions = (
+        torch.Tensor.register_hook,
+        torch.Tensor.detach,
+        torch.Tensor.detach_,
+        torch.Tensor.data.__get__,  # type: ignore[attr-defined]
+        torch.detach,
+    )
+
     def __init__(self) -> None:
         super().__init__()
-        self.hooked = False
+        self.found = False
 
     def __torch_function__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.hooked |= func is torch.Tensor.register_hook
+        self.found |= func in self.functions
         return func(*args, **(kwargs or {}))
 
 
-def says_its_derivative(case: Case, program: CaseProgram) -> bool:
+def says_its_derivative(case: Case, program: CaseProgram, watch: Callable[[], OperatorWatch]) -> bool:
     """Return whether a program has a derivative of its own, which need not be that of its values.
 
-    It calls a function of autograd with a ``backward`` in Python, or a hook may change a gradient.
+    It calls a function of autograd with a ``backward`` in Python, a hook may change a gradient, a tensor is detached,
+    or a ``watch`` of its operators finds one.
 
     Raises:
         Exception: whatever the program raises.
     """
     seed_run(case)
     nodes: list[Any] = []
-    with record_warnings(), enter_grad_mode(case.grad), case.ambient(), _HookWatch() as watch:
+    with record_warnings(), enter_grad_mode(case.grad), case.ambient():
         for arguments in program.calls:
-            nodes += [term.grad_fn for term in weigh_outputs(drive(case, program.model, arguments))]
+            with _FunctionWatch() as functions, watch() as operators:
+                output = drive(case, program.model, arguments)
+            if functions.found or operators.found:
+                return True
+            nodes += [term.grad_fn for term in weigh_outputs(output)]
     seen: set[object] = set()
     while nodes:
         node = nodes.pop()
@@ -251,7 +275,7 @@ def says_its_derivative(case: Case, program: CaseProgram) -> bool:
         if node is not None and node not in seen:
             seen.add(node)
             nodes += [following for following, _ in node.next_functions]
-    return bool(watch.hooked)
+    return False
 
 
 def time_calls(case: Case, program: CaseProgram, target: Callable[..., object]) -> float | None:

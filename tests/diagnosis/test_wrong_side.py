@@ -10,6 +10,8 @@ import torch
 from plants.mended import FAULTS as MENDED
 from plants.mended import MendedFault
 from plants.sides import FAULTS, SharedFault, compiler_fault, eager_fault, is_strided, scaled, write_program
+from torch._dynamo.variables import ctx_manager
+from torch._inductor import decomposition as inductor_decomposition
 from torch._inductor import lowering
 
 from fuzzcompile.diagnosis.decision import Decision
@@ -52,6 +54,50 @@ def test_the_same_fault_of_the_compiler_is_the_compilers(judged, fault: SharedFa
     assert (report["wrong"], report["confidence"]) == ("compiled", "high")
     assert report["verdict"] == ("wrong_gradient" if "backward" in str(fault) else "miscompile")
     assert (report["culprit"]["stage"], report["culprit"]["rewrite"]) == (stage, str(fault))
+
+
+NESTED_MODES = """
+import torch
+
+BACKWARD = True
+
+def program(x):
+    with torch.no_grad():
+        with torch.enable_grad():
+            h = torch.tanh(x)
+        target = torch.sigmoid(x)
+    return (h - target) ** 2
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(4, 5, requires_grad=True),)
+"""
+
+
+def test_a_gradient_that_the_program_withholds_is_not_eagers_fault(write_case, monkeypatch):
+    leave = ctx_manager.GradModeVariable.exit
+
+    def stay(self, tx, *args):
+        self.initial_values = [True]
+        return leave(self, tx, *args)
+
+    monkeypatch.setattr(ctx_manager.GradModeVariable, "exit", stay)
+    report = triage(load_case(write_case(NESTED_MODES)), CPU).to_json()
+    assert (report["verdict"], report["wrong"]) == ("wrong_gradient", "compiled")
+    assert (report["culprit"]["rewrite"], report["culprit"]["necessary"]) == ("end of set_grad_enabled", True)
+
+
+def test_a_gradient_that_is_meant_to_be_another_is_not_eagers_fault(judged, monkeypatch):
+    backward = aten.embedding_dense_backward.default
+    table = inductor_decomposition.decompositions
+    decompose = table[backward]
+    monkeypatch.setitem(
+        table, backward, lambda grad, indices, rows, pad, scale: decompose(grad, indices, rows, -1, scale)
+    )
+    body = "F.embedding(torch.tensor([0, 1, 1]), x, padding_idx=1)"
+    report = judged(body, backward=True)
+    assert (report["verdict"], report["wrong"]) == ("wrong_gradient", "compiled")
+    assert report["culprit"]["rewrite"] == str(backward)
 
 
 def test_a_kernel_that_is_wrong_on_one_layout_alone_is_told_as_such(judged):

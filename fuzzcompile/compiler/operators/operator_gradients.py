@@ -29,6 +29,7 @@ from fuzzcompile.model.thresholds import DIFFERENCE_STEP
 from fuzzcompile.run import differences
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.metrics import rms
+from fuzzcompile.run.runs import OperatorWatch
 from fuzzcompile.run.tensors import Operator, copy_tree, has_own_elements
 
 _FACTS = facts().operators
@@ -68,13 +69,40 @@ class GradientCheck(Float64Mode):  # type: ignore[no-untyped-call]
         return found
 
 
+class WithheldGradients(OperatorWatch):  # type: ignore[no-untyped-call]
+    """Look for operators that pass on what a tensor that requires a gradient holds, and not its derivative.
+
+    They are meant to give another one, run where no gradients are recorded, or take a number out of the tensor.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = args, kwargs or {}
+        result = func(*given[0], **given[1])
+        leaves = pytree.tree_leaves(given)
+        if not any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
+            return result
+        withheld = not torch.is_grad_enabled() or func is torch.ops.aten._local_scalar_dense.default
+        if withheld and any(map(_is_floating, pytree.tree_leaves(result))):
+            self.found = True
+        self.found |= func.namespace == "aten" and has_derivative(func) and not _is_derivative(func, given)
+        return result
+
+
+def _is_floating(value: object) -> bool:
+    return value.is_floating_point() if isinstance(value, torch.Tensor) else isinstance(value, float)
+
+
 def _is_differentiated(func: Operator, arguments: Arguments) -> bool:
     """Return whether autograd has a formula for a call that is meant to be the derivative.
 
     The gradient of an operator of the user's own may be meant to be another one.
     """
-    if func.namespace != "aten" or not has_derivative(func):
-        return False
+    return func.namespace == "aten" and has_derivative(func) and _is_derivative(func, arguments)
+
+
+def _is_derivative(func: Operator, arguments: Arguments) -> bool:
     family = get_operator_family(str(func))
     if family in _FACTS.not_derivatives or family in _FACTS.reads_storage:
         return False

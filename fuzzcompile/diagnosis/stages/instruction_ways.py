@@ -14,14 +14,14 @@ from fuzzcompile.compiler.instructions import (
 )
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit
 from fuzzcompile.diagnosis.stages.tracing_ways import run_calls_eagerly
-from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY
+from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY, iter_captured
 from fuzzcompile.diagnosis.trials.experiments import run_compiled
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DYNAMO
 from fuzzcompile.run.code_files import get_module_file, shorten_file
 
-_TRIED = 3
+_TRIED = 5
 _SETTINGS = 2  # of these, where later calls are tried too
 
 
@@ -37,12 +37,18 @@ def prove_instruction(ablator: Ablator, *, doubts: bool) -> Attribution | None:
     if not observed or ablator.is_repaired_by(CAPTURE_ONLY, record=False):
         return None
     doubted: Attribution | None = None
+    whole: list[Culprit] = []
     for parted in _find_partings(ablator)[:_TRIED]:
         culprit, left_out = _make_culprit(parted), InstructionLeftOut((parted.instruction, *parted.others))
-        if ablator.attempt_under(left_out)[1]:
+        trial, is_right = ablator.attempt_under(left_out)
+        if is_right and trial.ledger.frames:
             return Attribution(replace(culprit, necessary=True, confidence="high"))
-        if parted.kind != "setting":
+        if is_right:  # dynamo could not break the graph there, and left the whole frame to eager mode
+            whole.append(culprit)
+        elif parted.kind != "setting":
             doubted = doubted or Attribution(replace(culprit, confidence="low"))
+    if whole:
+        return Attribution(replace(whole[0], necessary=True, confidence="high"))
     return doubted if doubts else None
 
 
@@ -50,13 +56,22 @@ def _find_partings(ablator: Ablator) -> list[PartedInstruction]:
     trace = InstructionTrace(ablator.trial.ledger)
     how = replace(ablator.how.under(CAPTURE_ONLY, WatchedInstructions(trace)), record=False)
     run = run_compiled(ablator.experiments.runs, how, ablator.experiments.counts)
+    captured = [(record.snapshots[0], inputs) for _, record, inputs in iter_captured(ablator.trial.ledger)]
     raised = run.failure.message if run.failure is not None else ""
     # Recorded is what dynamo traced last: in the first call, or in a later one, the last before all others. A later
     # call may also part for what an earlier one has left undone.
     calls = run_calls_eagerly(ablator.experiments, record_instructions)
+    if len(captured) == 1:
+        trace.tensors.replay(captured)
     first = [parted for eager in calls[:1] for parted in find_partings(eager, trace, raised)]
+    if len(captured) > 1:  # of a later call, or behind a graph break
+        trace.tensors.replay(captured)
+        first = first if len(calls) > 1 else [part for eager in calls for part in find_partings(eager, trace, raised)]
     later = [parted for eager in reversed(calls[1:]) for parted in find_partings(eager, trace, raised)]
-    return first or [*list_settings(trace)[: _SETTINGS if later else None], *later]
+    # What requires a gradient hangs on what was set.
+    if first and first[0].kind != "gradient":
+        return first
+    return [*list_settings(trace)[: _SETTINGS if first or later else None], *(first or later)]
 
 
 def _make_culprit(parted: PartedInstruction) -> Culprit:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fuzzcompile.compiler.operators.operator_gradients import WithheldGradients
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.diagnosis.oracle import random_streams
@@ -94,7 +95,7 @@ class CaseRuns:
     def says_its_derivative(self) -> bool:
         """Return whether the program has a derivative of its own, of which differences of its values say nothing."""
         try:
-            return runs.says_its_derivative(self.case, build(self.case, self.device))
+            return runs.says_its_derivative(self.case, build(self.case, self.device), WithheldGradients)
         except Exception:  # the program's own
             return False
 

@@ -68,6 +68,24 @@ def _deny_remainders(original: Any) -> Any:
     return evaluate
 
 
+def _append_behind(original: Any) -> Any:
+    def call(self: Any, tx: Any, name: str, arguments: Any, options: Any) -> Any:
+        return original(self, tx, "append" if name == "appendleft" else name, arguments, options)
+
+    return call
+
+
+def _keep_keywords(original: Any) -> Any:
+    def call(self: Any, tx: Any, arguments: Any, given: Any) -> Any:
+        return original(self, tx, arguments, {name: each for name, each in given.items() if name not in self.keywords})
+
+    return call
+
+
+def _count_twice(original: Any) -> Any:
+    return lambda self, tx: variables.ConstantVariable.create(2 * original(self, tx).as_python_constant())
+
+
 class Plant(NamedTuple):
     """A fault of dynamo: the class and the method replaced, lines that show it, and what is to be named."""
 
@@ -110,13 +128,29 @@ PLANTS = {
     "an index from behind": Plant(
         lists.ListVariable, "mp_subscript_impl", _take_first, ("widths = [4, 8, 16]",), "x * widths[-1]", "list[int]",
     ),
+    # Tensors that are right by themselves, in another order, and what gives another one.
+    "a queue filled from the other end": Plant(
+        lists.DequeVariable, "call_method", _append_behind,
+        ("last = collections.deque([x.sin()], maxlen=2)", "last.appendleft(x.cos())"), "last[0] - 2 * last[1]",
+        "appendleft(Tensor)",
+    ),
+    "a keyword that is bound already": Plant(
+        variables.FunctoolsPartialVariable, "call_function", _keep_keywords,
+        ("scaled = functools.partial(torch.add, alpha=2)",), "scaled(x.cos(), x, alpha=5)", "(Tensor, Tensor, int)",
+    ),
+    # A number that no name has.
+    "the number of elements": Plant(
+        lists.SizeVariable, "numel", _count_twice, ("x = x.sin()",), "x.cos() / x.shape.numel()", "numel()",
+    ),
 }  # fmt: skip
 
 
 def write_program(plant: Plant) -> str:
     body = "\n".join(f"    {line}" for line in (*plant.lines, f"return ({plant.result}).sin()"))
     made = "def make():\n    return program, (torch.ones(3),)\n"
-    return f"import torch\n\n{plant.settings}\n\ndef program(x):\n{body}\n\n{made}"
+    return (
+        f"import collections\nimport functools\n\nimport torch\n\n{plant.settings}\n\ndef program(x):\n{body}\n\n{made}"
+    )
 
 
 @ONLY_HERE

@@ -1,0 +1,168 @@
+"""What the tensors of a program hold: in eager mode, and those that dynamo traces, by a replay of its graph."""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fuzzcompile.compiler.graph_replay import list_random_calls, replay_graph
+from fuzzcompile.compiler.watch.ledger import Snapshot
+
+# Elements up to which a tensor is summed up.
+_MOST_ELEMENTS = 2**20
+# How far sums of values of one dtype may lie apart, in its steps, of the sum of their absolute values.
+_STEPS = 64
+
+
+@dataclass(frozen=True)
+class TensorSummary:
+    """Dtype, shape and two weighted sums of a tensor; no ``sums`` where they are not known."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    needs_gradient: bool
+    sums: tuple[float, ...] | None = None
+    size: float = 0.0  # the sum of absolute values
+
+    def __str__(self) -> str:
+        """The tensor for a reader, by its first sum."""
+        held = "" if self.sums is None else f", of sum {self.sums[0]:.6g}"
+        return f"{self.dtype} {self.shape}{held}{', with gradient' if self.needs_gradient else ''}"
+
+    def fits(self, other: TensorSummary) -> bool:
+        """Return whether both can be of one tensor, up to rounding."""
+        return self.needs_gradient == other.needs_gradient and self.holds_alike(other)
+
+    def holds_alike(self, other: TensorSummary) -> bool:
+        """Return whether both can have the same values, whether or not they require gradients."""
+        if (self.dtype, self.shape) != (other.dtype, other.shape):
+            return False
+        if self.sums is None or other.sums is None:
+            return True
+        floating = self.dtype.is_floating_point or self.dtype.is_complex
+        allowed = _STEPS * torch.finfo(self.dtype).eps * max(self.size, other.size) if floating else 0.0
+        return all(abs(ours - theirs) <= allowed for ours, theirs in zip(self.sums, other.sums, strict=True))
+
+
+def summarise(tensor: torch.Tensor, *, needs_gradient: bool, sums: bool = True) -> TensorSummary | None:
+    """The summary of a plain tensor; None for another."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        return None
+    form = TensorSummary(tensor.dtype, tuple(tensor.shape), needs_gradient)
+    if not sums or tensor.numel() > _MOST_ELEMENTS:
+        return form
+    flat = tensor.detach().resolve_conj().reshape(-1)
+    flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+    flat = torch.nan_to_num(flat.double(), nan=1e3, posinf=2e3, neginf=-2e3)
+    weights = torch.cos(torch.arange(flat.numel(), dtype=torch.float64, device=flat.device))
+    values = float(flat.sum()), float((flat * weights).sum())
+    return TensorSummary(form.dtype, form.shape, needs_gradient, values, float(flat.abs().sum()))
+
+
+class EagerTensors:
+    """Summaries of tensors of a run, each made once while nothing writes to it."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor], int, TensorSummary | None]] = {}
+
+    def __call__(self, tensor: torch.Tensor) -> TensorSummary | None:
+        """The summary of a tensor as it is now."""
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            try:
+                version = tensor._version
+                known = self._known.get(id(tensor))
+                if known is None or known[0]() is not tensor or known[1] != version:
+                    made = summarise(tensor, needs_gradient=tensor.requires_grad)
+                    self._known[id(tensor)] = known = weakref.ref(tensor), version, made
+            except Exception:  # of torch, for a tensor that has no values
+                return None
+            return known[2]
+
+
+@dataclass(frozen=True)
+class TracedTensor:
+    """A tensor of dynamo's while it traces: a node of its graph, as it is ``behind`` the last node so far."""
+
+    graph: int
+    node: str
+    behind: str
+    needs_gradient: bool
+    tensors: TracedTensors = field(repr=False, compare=False)
+
+    @property
+    def summary(self) -> TensorSummary | None:
+        """What it holds; None before its graph was run, and where that does not tell."""
+        return self.tensors.get(self)
+
+
+class TracedTensors:
+    """The tensors of what dynamo traces, which are known once its graphs were replayed."""
+
+    def __init__(self) -> None:
+        self._known: dict[TracedTensor, TensorSummary | None] = {}
+        self._inputs: list[TensorSummary] = []  # of the graphs that were replayed
+        self._is_told = True
+        self._graphs: dict[int, fx.Graph] = {}
+        self._ends: dict[int, dict[str, None]] = defaultdict(dict)
+        self._asked: dict[int, set[TracedTensor]] = defaultdict(set)
+
+    def __call__(self, variable: Any) -> TracedTensor | None:
+        """A variable of dynamo's that stands for a tensor."""
+        node = variable.as_proxy().node
+        graph, made = node.graph, node.meta.get("example_value")
+        if not isinstance(made, torch.Tensor):
+            return None
+        key, last = id(graph), next(iter(reversed(graph.nodes))).name
+        self._graphs[key] = graph
+        self._ends[key].setdefault(last)
+        traced = TracedTensor(key, node.name, last, made.requires_grad, self)
+        self._asked[key].add(traced)
+        return traced
+
+    def get(self, traced: TracedTensor) -> TensorSummary | None:
+        """What one of them holds; None where that is not known."""
+        return self._known.get(traced) if self._is_told else None
+
+    def compare_with(self, given: Iterable[TensorSummary]) -> None:
+        """Tell what they hold only if the graphs were replayed on these arguments of a call."""
+        self._is_told = all(any(known.holds_alike(each) for known in self._inputs) for each in given)
+
+    def replay(self, captured: Iterable[tuple[Snapshot, Sequence[object]]]) -> None:
+        """Run the graphs that were traced on the inputs of a call, and look at their tensors behind each node."""
+        graphs = [(snapshot, inputs, {node.name for node in snapshot.graph.nodes}) for snapshot, inputs in captured]
+        for key, graph in self._graphs.items():
+            names = {node.name for node in graph.nodes if node.op != "output"}
+            # What was traced last is what stayed in the trace.
+            fitting = ((one, given) for one, given, held in reversed(graphs) if names and names <= held)
+            if (found := next(fitting, None)) is not None:
+                self._inputs.clear()
+                self._replay(key, *found)
+
+    def _replay(self, key: int, snapshot: Snapshot, inputs: Sequence[object]) -> None:
+        held = {node.name for node in snapshot.graph.nodes}
+        behind: dict[str, list[TracedTensor]] = defaultdict(list)
+        last: dict[str, str] = {}  # of the nodes that are left, the one that each end is behind
+        for name in self._ends[key]:
+            last[name] = name if name in held else next(reversed(last.values()), "")
+        for traced in self._asked[key]:
+            behind[last[traced.behind]].append(traced)
+        sums, values = not list_random_calls(snapshot), dict[str, object]()
+
+        def look(node: fx.Node, run: Callable[[], object]) -> object:
+            values[node.name] = result = run()
+            for traced in behind.pop(node.name, ()):
+                value = values.get(traced.node)
+                if isinstance(value, torch.Tensor):
+                    self._known[traced] = summarise(value, needs_gradient=traced.needs_gradient, sums=sums)
+            return result
+
+        given = (summarise(each, needs_gradient=False) for each in inputs if isinstance(each, torch.Tensor))
+        self._inputs += [each for each in given if each is not None]
+        replay_graph(snapshot, inputs, double=False, on_node=look)
