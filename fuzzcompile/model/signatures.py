@@ -31,6 +31,7 @@ _FINGERPRINTED = (*GRAPH_STAGES, DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION)
 _PARTS = re.compile(rf"((?:{'|'.join(_FINGERPRINTED)}):(?:-|[^:]*\.py):(?!{PROGRAM})[^:]+)(?::(.+))?")
 _ERROR = re.compile(r"\w+(?:Error|Exception)\b: [^;\n]*")
 _TYPES = re.compile(r"(?:\w+(?:Error|Exception)\b:? *)+")
+_STRIDES = re.compile(r"stride \(([\d, ]*?),?\) became \(([\d, ]*?),?\)")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 # What makes the kernels of all operators: an error there is one bug, whichever of them were fused.
 _OF_ALL_OPERATORS = ("torch/_inductor/codegen/", "torch/_inductor/scheduler.py")
@@ -58,7 +59,7 @@ def parse_fingerprint(signature: str) -> str | None:
 
 
 # What is the matter with a result, where one place in the compiler is one bug whatever change of the program avoids it.
-SHARING, LAYOUT, DTYPE = "sharing", "layout", "dtype"
+SHARING, LAYOUT, DTYPE, OVERLAP = "sharing", "layout", "dtype", "overlap"
 LOST, MADE = "nonfinite lost", "nonfinite made"
 
 
@@ -69,11 +70,13 @@ def find_symptom(verdict: str, outputs: Iterable[OutputJson], details: DetailsJs
     elements that are right: a place that does so is at fault once, and several changes of a program keep it from doing
     so. ``details`` are the culprit's: where a rewrite moves no value and has results share memory, a later write makes
     values wrong, and where a view is at fault that an analysis overlooked, or through which was written, a copy
-    anywhere makes them right. An output that is made anew as a view of the wrong tensor is one bug too, whether that
-    raises, has other metadata or shows in values.
+    anywhere makes them right. A rewrite whose results overlap in memory is one bug, and so is an output that is made
+    anew as a view of the wrong tensor, whether that raises, has other metadata or shows in values.
     """
     if details.get("kind") == "regenerated":
         return SHARING
+    if _makes_overlap(details.get("changed") or "") and Verdict(verdict).kind == "values":
+        return OVERLAP
     overlooked = any(" view of " in shown for shown in details.get("a run shows") or ())
     shares = details.get("shares") or details.get("written through")
     if verdict == Verdict.ALIASING or ((shares or overlooked) and Verdict(verdict).kind == "values"):
@@ -89,6 +92,12 @@ def find_symptom(verdict: str, outputs: Iterable[OutputJson], details: DetailsJs
         if all(_is_finite(at.get(finite)) and not _is_finite(at.get(other)) for at in worst):
             return symptom
     return None
+
+
+def _makes_overlap(changed: str) -> bool:
+    """Return whether a rewrite gave a result a stride of 0, so that several elements are one in memory."""
+    strides = _STRIDES.search(changed)
+    return strides is not None and "0" not in strides[1].split(", ") and "0" in strides[2].split(", ")
 
 
 def _is_right_elsewhere(output: OutputJson) -> bool:

@@ -162,6 +162,19 @@ def test_values_that_a_later_write_to_shared_memory_changes_are_one_bug_with_the
     assert find_symptom("miscompile", far, {"a run shows": ["input 0 is written to"]}) is None
 
 
+@pytest.mark.parametrize(
+    ("changed", "symptom"),
+    [
+        ("output 0: stride (4, 2, 1) became (4, 2, 0)", "overlap"),
+        ("output 1: stride (1,) became (0,)", "overlap"),
+        ("output 0: stride (4, 2, 1) became (10, 2, 1)", None),
+        ("output 0: stride (4, 0, 1) became (0, 4, 1)", None),
+    ],
+)
+def test_a_rewrite_that_makes_results_overlap_is_one_bug(changed, symptom):
+    assert find_symptom("miscompile", [{"finding": "far"}], {"changed": changed}) == symptom
+
+
 @pytest.mark.parametrize("verdict", ["runtime_error", "metadata", "miscompile"])
 def test_a_view_made_anew_of_the_wrong_tensor_is_one_bug_however_it_shows(verdict):
     assert find_symptom(verdict, [{"finding": "far"}], {"kind": "regenerated"}) == "sharing"
