@@ -283,17 +283,19 @@ class InstructionLeftOut(CompileChange):
     """Instructions of Python at which dynamo breaks the graph, so that eager mode runs them; they do the same."""
 
     instructions: tuple[Instruction, ...]
+    whole: bool = False  # the whole frame is left to eager mode
     breaks_graph = True
 
     @property
     def text(self) -> str:  # type: ignore[override]
         """The instruction and its line."""
         lines = sorted({str(each.line) for each in self.instructions})
-        return f"graph break at {self.instructions[0].does} in line {' and '.join(lines)}"
+        what = "the frame left to eager mode for" if self.whole else "graph break at"
+        return f"{what} {self.instructions[0].does} in line {' and '.join(lines)}"
 
     def apply(self, recorder: Recorder) -> AbstractContextManager[object]:
         """Have dynamo refuse it."""
-        trace = InstructionTrace(recorder.ledger, [each.place for each in self.instructions])
+        trace = InstructionTrace(recorder.ledger, [each.place for each in self.instructions], self.whole)
         return install_patches(trace, patch_table.INSTRUCTIONS)
 
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
 from typing import Any, NoReturn
 
+import torch
+
 from fuzzcompile.compiler.instruction_words import (
     ENTERING,
     KEEPING,
@@ -48,6 +50,12 @@ _MOST_STEPS = 100_000
 _MOST_NUMBERS = 2
 
 
+def _read_modes() -> dict[str, Digest]:
+    """Torch's own modes by what they are called, as dynamo sets them while it traces too."""
+    autocast = str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else "off"
+    return {"grad mode": digest(torch.is_grad_enabled()), "autocast on the CPU": digest(autocast)}
+
+
 @dataclass
 class InstructionStep:
     """One instruction as it was taken in a call of its code, and the local names before it (``return``: the result)."""
@@ -69,11 +77,13 @@ Steps = dict[tuple[CodeType, int], list[InstructionStep]]
 class InstructionTrace:
     """What dynamo traces while its patch is installed: the latest attempt at each frame.
 
-    With instructions ``left_out`` nothing is recorded: at these dynamo breaks the graph, and eager mode runs them.
+    With instructions ``left_out`` nothing is recorded: at these dynamo breaks the graph, and eager mode runs them, or
+    the ``whole`` frame.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
     left_out: Collection[tuple[CodeType, int]] = ()
+    whole: bool = False
     steps: Steps = field(default_factory=dict)
     # results that Python itself does not get from the same constants, as it gets them and as dynamo does
     wrong: list[tuple[Instruction, Digest, Digest]] = field(default_factory=list)
@@ -156,7 +166,7 @@ class InstructionTrace:
         )
         moved = steps and _get(steps[-1]).name.startswith(KEEPING)
         read = functools.partial(digest_variable, tensors=self.tensors)
-        values = steps[-1].values if moved else digest_each(translator.symbolic_locals, read)
+        values = steps[-1].values if moved else _read_modes() | digest_each(translator.symbolic_locals, read)
         if instruction.opname == "RETURN_VALUE" and stack:
             values = {"return": read(stack[-1])}
         if steps and stack:
@@ -193,8 +203,9 @@ def wrap_step(trace: InstructionTrace, original: Function, translator: Any, *res
     def refuse(value: object) -> NoReturn:
         raise error
 
-    with replace_attribute(translator, "push", refuse):
-        original(translator, *rest)
+    if not trace.whole:
+        with replace_attribute(translator, "push", refuse):
+            original(translator, *rest)
     raise IntendedError(error)
 
 
@@ -229,7 +240,7 @@ def record_instructions() -> Iterator[Steps]:
         if event == "opcode":
             taken += 1
             keeps = known and _get_name(frame.f_code, known[-1].offset).startswith(KEEPING)
-            values = known[-1].values if keeps else digest_each(frame.f_locals, read)
+            values = known[-1].values if keeps else _read_modes() | digest_each(frame.f_locals, read)
             known.append(InstructionStep(frame.f_lasti, taken, values))
         elif event == "return" and known and not frame.f_code.co_flags & inspect.CO_GENERATOR:
             known[-1].values = {"return": read(argument)}
@@ -260,8 +271,8 @@ class PartedInstruction:
     """An instruction behind which dynamo goes on otherwise than eager mode, or has another value.
 
     ``others`` do the same in other places. ``kind`` is ``path``, ``value``, ``gradient`` (one of both values requires
-    one), ``error`` (dynamo raises one), ``call`` (the program's own code that it calls is not traced) or ``setting``
-    (nothing comes of it that could part).
+    one), ``mode`` (one of torch's own is another), ``error`` (dynamo raises one), ``call`` (the program's own code that
+    it calls is not traced) or ``setting`` (nothing comes of it that could part).
     """
 
     instruction: Instruction
@@ -288,11 +299,15 @@ def find_partings(eager: Steps, trace: InstructionTrace, raised: str = "") -> li
         if (code, number) not in traced:
             continue
         ours, theirs = _pair(code, steps, traced[code, number])
+        # A call in other modes from its beginning is not the one that was traced.
+        given = [steps[0].values if steps else {} for steps in (ours, theirs)]
+        other_modes = {mode for mode in _read_modes() if given[0].get(mode) != given[1].get(mode)}
         for index, (step, other) in enumerate(zip(ours, theirs, strict=False)):
             if step.calls is not None and step.calls not in entered and step.calls.co_name.startswith("__"):
                 called = PartedInstruction(_get(other), "call", step.calls.co_qualname, "not traced")
                 special.append((step.number, called))
-            name = next((name for name in step.values if not agree(step.values[name], other.values.get(name))), None)
+            names = (name for name in step.values if name not in other_modes)
+            name = next((name for name in names if not agree(step.values[name], other.values.get(name))), None)
             if step.offset == other.offset and name is None:
                 continue
             decided = _find_deciding(theirs[:index])
@@ -300,8 +315,10 @@ def find_partings(eager: Steps, trace: InstructionTrace, raised: str = "") -> li
                 words = _word_line(code, step), _word_line(code, other)
                 parted.append((step.number, PartedInstruction(decided, "path", *words)))
             elif decided is not None and name is not None:
-                pair = step.values[name], other.values[name]
-                kind, words = "gradient" if hold_alike(*pair) else "value", (word_digest(pair[0]), word_digest(pair[1]))
+                pair = step.values[name], other.values.get(name)
+                kind = "mode" if name in _read_modes() else "gradient" if hold_alike(*pair) else "value"
+                mode = f"{name} " if kind == "mode" else ""
+                words = f"{mode}{word_digest(pair[0])}", f"{mode}{word_digest(pair[1])}"
                 suspects = _list_unnamed(theirs[:index], decided) if (pair[0] or ())[:1] == TENSOR else [decided]
                 parted += [(step.number, PartedInstruction(each, kind, *words)) for each in suspects]
             break

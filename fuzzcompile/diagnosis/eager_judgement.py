@@ -10,25 +10,26 @@ taken from the reference and not from eager: a kernel's own error is in every ru
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from fuzzcompile.compiler.operators.second_reference import NativeCheck
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.diagnosis.decision import Decision
 from fuzzcompile.diagnosis.gradient_judgement import iter_wrong_gradients
-from fuzzcompile.diagnosis.oracle.judgement import Judgement, reshape_like_eager
+from fuzzcompile.diagnosis.oracle.judgement import Judgement
 from fuzzcompile.diagnosis.refusals import CannotJudge
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.diagnosis.unsteady_kernels import find_unsteady_kernel
-from fuzzcompile.diagnosis.wrong_side import SideVerdict, judge_beside, name_contradiction, run_second, weigh_gradients
+from fuzzcompile.diagnosis.wrong_side import (
+    SideVerdict,
+    judge_run,
+    name_contradiction,
+    name_native_fault,
+    run_second,
+    weigh_gradients,
+)
 from fuzzcompile.model.verdicts import Comparison, Verdict
-from fuzzcompile.run import runs
-from fuzzcompile.run.case_program import build
-from fuzzcompile.run.observation import Observation
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,11 @@ def judge_eager(experiments: Experiments) -> EagerJudgement:
     if undecided and not contested and weigh_gradients(made, second, run_second(made, undecided)[0]) == "eager":
         contested, undecided = undecided, []
     exact = run_second(made, contested)[0] if contested else second
-    judged = _judge_run(experiments, exact, made.eager)
+    judged = judge_run(experiments, exact, made.eager)
     if contested and judged.verdict is Verdict.WRONG_GRADIENT and weigh_gradients(made, second, exact) == "compiled":
         # What the operators give depends on layout by design (LU factors), and the backward pass knows it.
         exact, contested = second, []
-        judged = _judge_run(experiments, exact, made.eager)
+        judged = judge_run(experiments, exact, made.eager)
     if not judged.verdict.is_bug:
         # A float64 program that is repaired to agree with eager is not the one whose gradients are measured.
         formula = None if contested else _judge_gradients(experiments, judged)
@@ -77,11 +78,11 @@ def judge_eager(experiments: Experiments) -> EagerJudgement:
         why = f"kernel and decomposition of {', '.join(open_calls)} part, undecided" if open_calls else ""
         return _conclude(experiments, started, replace(judged, detail=why))
     if not contested:
-        side = _name_native_fault(experiments, exact)
+        side = name_native_fault(experiments, exact)
         unsteady = _judge_steadiness(experiments) if side is None else None
         return _conclude(experiments, started, *(unsteady or (judged, side)))
     ranked = sorted(contested, key=lambda call: -call.opinion.step)
-    alone = (call for call in ranked if _judge_run(experiments, run_second(made, [call])[0], made.eager).verdict.is_bug)
+    alone = (call for call in ranked if judge_run(experiments, run_second(made, [call])[0], made.eager).verdict.is_bug)
     found = ranked[0] if len(ranked) == 1 else next(alone, ranked[0])
     return _conclude(experiments, started, judged, SideVerdict("eager", name_contradiction(found), found))
 
@@ -109,35 +110,10 @@ def _judge_gradients(experiments: Experiments, judged: Judgement) -> tuple[Judge
         side = SideVerdict("eager", name_contradiction(gradient.call), gradient.call, proved=proved)
         if gradient.repaired is None:
             return replace(judged, confidence="low"), side
-        beside = _judge_run(experiments, gradient.repaired, experiments.runs.eager)
+        beside = judge_run(experiments, gradient.repaired, experiments.runs.eager)
         if beside.verdict is Verdict.WRONG_GRADIENT:
             return beside, side
     return None
-
-
-def _judge_run(experiments: Experiments, exact: Observation, eager: Observation) -> Judgement:
-    """The judgement on a run of eager mode, in the place of a compiled one, beside the reference in eager's."""
-    return judge_beside(experiments, reshape_like_eager(experiments.runs.eager, exact), exact, eager)
-
-
-def _name_native_fault(experiments: Experiments, exact: Observation) -> SideVerdict | None:
-    """The operator whose kernel is wrong in the program's own dtype: with float64's values for it, eager is right."""
-    calls = sorted(_run_checked(experiments)[1].contested, key=lambda call: -call.opinion.step)
-    # One call alone may not be all that is wrong. Many that are merely off may be rounding, or the signs of factors.
-    gross = [call for call in calls if math.isinf(call.opinion.step)]
-    operators = dict.fromkeys(call.operator for call in gross)
-    alike = ([call for call in gross if call.operator is operator] for operator in operators)
-    for wrong in (*([call] for call in calls), *(group for group in (*alike, gross) if len(group) > 1)):
-        repaired, _ = _run_checked(experiments, {call.number for call in wrong})
-        if repaired.failure is None and not _judge_run(experiments, exact, repaired).verdict.is_bug:
-            return SideVerdict("eager", name_contradiction(wrong[0]), wrong[0])
-    return None
-
-
-def _run_checked(experiments: Experiments, repaired: Collection[int] = ()) -> tuple[Observation, NativeCheck]:
-    case, device = experiments.case, experiments.device
-    program, mode = build(case, device, streamed=True), NativeCheck(repaired)
-    return runs.observe(case, program, program.model, around=mode), mode
 
 
 def _name_own_side(comparison: Comparison) -> Comparison:

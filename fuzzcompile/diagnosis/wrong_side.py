@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from fuzzcompile.compiler.functional_run import OperatorMode
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
-from fuzzcompile.compiler.operators.second_reference import ContestedCall, SecondReference, UnopposedCall
+from fuzzcompile.compiler.operators.second_reference import ContestedCall, NativeCheck, SecondReference, UnopposedCall
 from fuzzcompile.compiler.operators.surroundings import call_on_copies
 from fuzzcompile.diagnosis.attribution.culprit import Ablation, Attribution, Culprit, Workaround
 from fuzzcompile.diagnosis.decision import Decision
+from fuzzcompile.diagnosis.gradient_judgement import iter_wrong_gradients
 from fuzzcompile.diagnosis.operators.operator_ways import describe_kernel_call
 from fuzzcompile.diagnosis.oracle.judgement import Judgement, Observations, judge, reshape_like_eager
 from fuzzcompile.diagnosis.trials.case_runs import CaseRuns, Trial
@@ -84,6 +85,8 @@ def find_wrong_side(experiments: Experiments, trial: Trial, decision: Decision) 
         if unsteady is not None:
             right = unsteady.judge(experiments.runs, trial.observation).verdict in HARMLESS
             return SideVerdict("eager" if right else "both", name_contradiction(unsteady.call), unsteady.call)
+    if decision.verdict is Verdict.UNSTABLE:
+        return _find_fault_of_dtype(experiments, trial)
     if decision.verdict.kind != "values":
         return None
     if trial.sampled is not None or (experiments.runs.draws and not experiments.runs.reference_draws_alike):
@@ -100,7 +103,10 @@ def find_wrong_side(experiments: Experiments, trial: Trial, decision: Decision) 
         repaired = _judge_repaired(experiments, trial, contested)
         return replace(by_difference, call=repaired.call if repaired.wrong == "eager" else None)
     if by_difference is not None:
-        return by_difference
+        formula = next(iter_wrong_gradients(experiments.runs), None) if by_difference.wrong == "eager" else None
+        if formula is None:
+            return by_difference
+        return SideVerdict("eager", name_contradiction(formula.call), formula.call, proved=formula.repaired is not None)
     if contested and _is_repaired(experiments, trial, contested):
         names = ", ".join(dict.fromkeys(str(call.operator) for call in contested))
         return SideVerdict(
@@ -183,6 +189,43 @@ def _move_values(right: Observation, eager: Observation, sample: Observation) ->
         return replace(value, value=moved.to(value.value.dtype))
 
     return replace(right, values=tuple(map(move, right.values)))
+
+
+def _find_fault_of_dtype(experiments: Experiments, trial: Trial) -> SideVerdict | None:
+    """Eager mode, if one of its kernels is wrong in the program's own dtype alone, where no digit of its is right."""
+    made = experiments.runs
+    if made.draws or trial.sampled is not None:
+        return None
+    second, _ = run_second(made)
+    if second.failure is not None or not judge_run(experiments, second, made.eager).verdict.is_bug:
+        return None
+    is_right = not judge_run(experiments, second, trial.observation).verdict.is_bug
+    return name_native_fault(experiments, second) if is_right else None
+
+
+def judge_run(experiments: Experiments, exact: Observation, eager: Observation) -> Judgement:
+    """The judgement on a run of eager mode, in the place of a compiled one, beside the reference in eager's."""
+    return judge_beside(experiments, reshape_like_eager(experiments.runs.eager, exact), exact, eager)
+
+
+def name_native_fault(experiments: Experiments, exact: Observation) -> SideVerdict | None:
+    """The operator whose kernel is wrong in the program's own dtype: with float64's values for it, eager is right."""
+    calls = sorted(_run_checked(experiments)[1].contested, key=lambda call: -call.opinion.step)
+    # One call alone may not be all that is wrong. Many that are merely off may be rounding, or the signs of factors.
+    gross = [call for call in calls if math.isinf(call.opinion.step)]
+    operators = dict.fromkeys(call.operator for call in gross)
+    alike = ([call for call in gross if call.operator is operator] for operator in operators)
+    for wrong in (*([call] for call in calls), *(group for group in (*alike, gross) if len(group) > 1)):
+        repaired, _ = _run_checked(experiments, {call.number for call in wrong})
+        if repaired.failure is None and not judge_run(experiments, exact, repaired).verdict.is_bug:
+            return SideVerdict("eager", name_contradiction(wrong[0]), wrong[0])
+    return None
+
+
+def _run_checked(experiments: Experiments, repaired: Collection[int] = ()) -> tuple[Observation, NativeCheck]:
+    case, device = experiments.case, experiments.device
+    program, mode = build(case, device, streamed=True), NativeCheck(repaired)
+    return runs.observe(case, program, program.model, around=mode), mode
 
 
 # Gradients, against differences of the forward pass.

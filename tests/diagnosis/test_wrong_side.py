@@ -74,6 +74,20 @@ def make():
 """
 
 
+def test_a_kernel_that_is_wrong_in_a_short_dtype_alone_is_named(judged):
+    with eager_fault(aten.maximum.default, torch.neg, only=lambda x, w: x.dtype is torch.bfloat16):
+        report = judged("torch.maximum(x, w) * 2", dtype="bfloat16")
+    assert (report["verdict"], report["wrong"], report["confidence"]) == ("eager_wrong", "eager", "high")
+    assert report["culprit"]["rewrite"] == "aten.maximum.default"
+
+
+def test_a_wrong_backward_kernel_of_which_there_is_one_opinion_is_named(judged):
+    with eager_fault(aten.avg_pool2d_backward.default):
+        report = judged("F.avg_pool2d(x.view(1, 1, 4, 8), 2)", backward=True)
+    assert (report["verdict"], report["wrong"], report["confidence"]) == ("eager_wrong", "eager", "high")
+    assert report["culprit"]["rewrite"] == "aten.avg_pool2d.default" and report["culprit"]["necessary"]
+
+
 def test_a_gradient_that_the_program_withholds_is_not_eagers_fault(write_case, monkeypatch):
     leave = ctx_manager.GradModeVariable.exit
 

@@ -36,20 +36,20 @@ def prove_instruction(ablator: Ablator, *, doubts: bool) -> Attribution | None:
     observed = failure is None or failure.message.startswith(facts().dynamo.observed)
     if not observed or ablator.is_repaired_by(CAPTURE_ONLY, record=False):
         return None
-    doubted: Attribution | None = None
-    whole: list[Culprit] = []
-    for parted in _find_partings(ablator)[:_TRIED]:
-        culprit, left_out = _make_culprit(parted), InstructionLeftOut((parted.instruction, *parted.others))
-        trial, is_right = ablator.attempt_under(left_out)
+    partings, alone = _find_partings(ablator)[:_TRIED], list[PartedInstruction]()
+    for parted in partings:
+        trial, is_right = ablator.attempt_under(InstructionLeftOut((parted.instruction, *parted.others)))
         if is_right and trial.ledger.frames:
-            return Attribution(replace(culprit, necessary=True, confidence="high"))
+            return Attribution(replace(_make_culprit(parted), necessary=True, confidence="high"))
         if is_right:  # dynamo could not break the graph there, and left the whole frame to eager mode
-            whole.append(culprit)
-        elif parted.kind != "setting":
-            doubted = doubted or Attribution(replace(culprit, confidence="low"))
-    if whole:
-        return Attribution(replace(whole[0], necessary=True, confidence="high"))
-    return doubted if doubts else None
+            alone.append(parted)
+    seen = [parted for parted in partings if parted.kind != "setting"]
+    if not alone and seen:
+        whole = InstructionLeftOut((seen[0].instruction, *seen[0].others), whole=True)
+        alone = seen[:1] if ablator.attempt_under(whole)[1] else []
+    if alone:
+        return Attribution(replace(_make_culprit(alone[0]), necessary=True, confidence="high"))
+    return Attribution(replace(_make_culprit(seen[0]), confidence="low")) if doubts and seen else None
 
 
 def _find_partings(ablator: Ablator) -> list[PartedInstruction]:
