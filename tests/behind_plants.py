@@ -188,6 +188,15 @@ def folded_without_width() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(index_propagation.TypedExpr, "__post_init__", as_number)
 
 
+def permutation_not_inverted() -> contextlib.AbstractContextManager[Any]:
+    """Elements of a permuted view are looked up by the permutation itself."""
+
+    def make_reindexer(view: Any) -> Callable[[Any], list[Any]]:
+        return lambda index: [index[dim] for dim in view.dims]
+
+    return mock.patch.object(ir.PermuteView, "make_reindexer", make_reindexer)
+
+
 def values_unrealized() -> contextlib.AbstractContextManager[Any]:
     """What is written by index is computed while it is written."""
     function = lowering_module.index_put_impl_

@@ -97,9 +97,9 @@ def find_import_variables(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if any(f'"{name}"' in source for source in sources))
 
 
-def get_setting(key: str) -> Any:
-    """The present value of an entry of ``torch._inductor.config`` (``cpp.simdlen``); ``MISSING`` if there is none."""
-    return _get_entry(load_config("inductor"), key)
+def get_setting(key: str, config: str = "inductor") -> Any:
+    """The present value of an entry of a config of torch's (``cpp.simdlen``); ``MISSING`` if there is none."""
+    return _get_entry(load_config(config), key)
 
 
 def skip_guard_timing(watcher: UnseenRecorder, original: Function, *args: object) -> float:

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from fuzzcompile.compiler.kernels.kernel_loops import compute_in_scalars
-from fuzzcompile.compiler.kernels.lowering_control import Control, is_chosen, label_operators, should_fall_back
+from fuzzcompile.compiler.kernels.lowering_control import (
+    Control,
+    find_computing,
+    is_chosen,
+    label_operators,
+    should_fall_back,
+)
 from fuzzcompile.compiler.watch.ledger import (
     KEPT_BYTES,
     GraphCall,
@@ -251,7 +257,8 @@ def wrap_call_function(
     from torch._inductor.lowering import constrain_to_fx_strides, fallback_handler
 
     args, kwargs = constrain_to_fx_strides(node, *args, **kwargs)  # type: ignore[no-untyped-call]
-    handler = cast(Function, fallback_handler(target, add_to_fallback_set=False))  # type: ignore[no-untyped-call]
+    computing = find_computing(target)
+    handler = cast(Function, fallback_handler(computing, add_to_fallback_set=False))  # type: ignore[no-untyped-call]
     return handler(*args, **kwargs)
 
 

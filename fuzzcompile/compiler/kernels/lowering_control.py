@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import fx
 
+from fuzzcompile.compiler.operators.decompositions import is_view
 from fuzzcompile.compiler.watch.ledger import LoweredGraph, is_lowering_handler
 from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
 
@@ -38,16 +40,28 @@ def get_operator_name(target: object) -> str:
 
 
 def can_fall_back(node: fx.Node) -> bool:
-    """Return whether ATen can compute the node instead of its lowering: no view, no write to an argument."""
-    target = node.target
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+    """Return whether ATen can compute the node instead of its lowering, a view as a copy: no write to an argument."""
+    if node.op != "call_function" or find_computing(node.target) is None:
         return False
-    if any(value.alias_info is not None for value in (*target._schema.arguments, *target._schema.returns)):
-        return False
+    target = cast("torch._ops.OpOverload", node.target)
     # ATen has none for sizes that are symbols, and what makes constants has nothing to compute.
     if torch.Tag.nondeterministic_seeded in target.tags and not node.all_input_nodes:
         return True
     return any(isinstance(argument.meta.get("val"), torch.Tensor) for argument in node.all_input_nodes)
+
+
+def find_computing(target: object) -> torch._ops.OpOverload | None:
+    """The operator whose kernel computes what another one does, into memory of its own; None where there is none."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    if not any(value.alias_info for value in (*target._schema.arguments, *target._schema.returns)):
+        return target
+    if not is_view(target) or target.namespace != "aten":
+        return None
+    name = target._schema.name.partition("::")[2]
+    packets = (getattr(torch.ops.aten, form, None) for form in (f"{name}_copy", f"_{name}_copy"))
+    found = (getattr(packet, target._overloadname, None) for packet in packets if packet is not None)
+    return next((each for each in found if each is not None), None)
 
 
 def find_lowering_source(target: Callable[..., object] | str) -> tuple[str | None, int | None]:

@@ -12,7 +12,7 @@ from fuzzcompile.compiler.compile_changes import CompileChange, InductorSettings
 from fuzzcompile.compiler.graph_replay import list_drawing_nodes
 from fuzzcompile.compiler.kernels.kernel_loops import check_dependences, find_definition
 from fuzzcompile.compiler.kernels.lowering_control import Control, can_fall_back, find_lowering_source, parse_operator
-from fuzzcompile.compiler.operators.decompositions import find_operator, get_operator_family
+from fuzzcompile.compiler.operators.decompositions import find_operator, get_operator_family, is_view
 from fuzzcompile.compiler.operators.operator_application import find_fake_function
 from fuzzcompile.compiler.session import get_effective_setting
 from fuzzcompile.compiler.target.kernel_log import ProgramOrder
@@ -124,7 +124,7 @@ def _prove_operators(ablator: Ablator, wrong: list[LoweredStep]) -> Attribution 
             chosen[operator.name] = operator
             if ablator.attempt_under(proofs.with_aten(list(chosen)))[1]:
                 return _attribute_operators(ablator, list(chosen.values()))
-    # Wrong in float64 is shown by the evaluation of its IR, though no compile proves it: views cannot fall back.
+    # Wrong in float64 is shown by the evaluation of its IR, though no compile proves it.
     tried = list(chosen.values())
     left = next((operator for operator in wrong if operator.exact or operator not in tried), None)
     return None if left is None else Attribution(replace(_make_operator_culprit(left), confidence="low"))
@@ -166,7 +166,8 @@ def prove_any_lowering(ablator: Ablator) -> Attribution | None:
     for lowered in watched.ledger.lowered:
         for name in lowered.labels:
             node, step = lowered.find_node(name), LoweredStep(lowered, (name,))
-            if node is not None and can_fall_back(node):
+            # A copy of a view parts what was fused, too.
+            if node is not None and can_fall_back(node) and not is_view(node.target):
                 steps.setdefault(step.name, step)
     named, _ = proofs.bisect_candidates(ablator, list(steps), proofs.with_aten)
     return Attribution(_make_operator_culprit(steps[named], necessary=True)) if named is not None else None
@@ -331,7 +332,7 @@ def _prove_scalar(ablator: Ablator, wrong: LoweredStep, single: LoweredStep | No
     repaired = ablator.attempt_under(proofs.with_aten(names))[1] if names else False
     if not operators:  # nothing is computed: the lowering says which elements are copied, or it got other memory
         node = at.lowered.find_node(at.nodes[-1]) if at.nodes else None
-        if repaired or (node is not None and not can_fall_back(node)):
+        if repaired or (node is not None and (is_view(node.target) or not can_fall_back(node))):
             operator = _make_operator_culprit(at, necessary=repaired or None)
             return Attribution(operator) if repaired else _doubt(operator)
         return Attribution(wrong.make_culprit(RUNTIME, CodeSource(KERNEL_CALL), KERNEL_CALL, confidence="low"))

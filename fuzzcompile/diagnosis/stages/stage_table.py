@@ -16,6 +16,7 @@ from fuzzcompile.diagnosis.stages.compiling_branches import prove_compiling_bran
 from fuzzcompile.diagnosis.stages.graph_passes import Ground, RewritingStage, prove_marking_rewrite, prove_rewrites
 from fuzzcompile.diagnosis.stages.ignored_modes import prove_ignored_mode
 from fuzzcompile.diagnosis.stages.instruction_ways import prove_instruction
+from fuzzcompile.diagnosis.stages.own_settings import prove_own_setting
 from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY, SideBySide, Stage, Way, doubt, prove_without
 from fuzzcompile.model import stages
 
@@ -129,6 +130,7 @@ ORDER: tuple[SearchStep, ...] = (
     SearchStep(Shows.IN_CODE, partial(search_behind_graphs, BACKEND_STAGES)),
     SearchStep(Shows.IN_CODE, backend_stages.prove_vectors),
     SearchStep(Shows.UNPROVED, partial(prove_rewrites, ground=Ground.SHARED_MEMORY)),
+    SearchStep(Shows.UNPROVED, prove_own_setting),
     SearchStep(Shows.UNSUSPECTED, prove_marking_rewrite),
     SearchStep(Shows.UNSUSPECTED, backend_stages.prove_any_lowering),
 )

@@ -316,6 +316,18 @@ def test_the_line_of_torch_that_raised_is_shown(attribution_of):
     assert any(word in lines[culprit.line - 1] for word in ("raise", "assert"))
 
 
+PERMUTED = Fault(
+    "permuted", "x.exp().view(2, 4, 33).permute(1, 2, 0).contiguous() + 1", plants.permutation_not_inverted, "lowering",
+    "aten.permute.default",
+)  # fmt: skip
+
+
+def test_the_lowering_of_a_view_is_proved_by_the_copy_that_aten_makes(attribution_of):
+    attribution, _ = attribution_of(PERMUTED)
+    culprit = attribution.culprit
+    assert (culprit.stage, culprit.rewrite, culprit.necessary) == (PERMUTED.stage, PERMUTED.rewrite, True)
+
+
 @pytest.mark.slow
 def test_a_library_called_wrongly_goes_by_the_operator_not_by_the_choice_of_its_result(attribution_of):
     culprit = attribution_of(ATTENTION)[0].culprit

@@ -1,0 +1,48 @@
+"""Settings of the case's own that are at fault: compiled with torch's default of one of them, the program is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from fuzzcompile.compiler.compile_changes import CompileChange, DynamoSettings, InductorSettings, TracingSettings
+from fuzzcompile.compiler.torch_config import MISSING, get_setting
+from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit
+from fuzzcompile.model.facts import facts
+from fuzzcompile.model.stages import DYNAMO, FUNCTIONALIZATION
+from fuzzcompile.run.case import CompileSettings
+
+_MOST = 6
+
+
+class _OwnSetting(NamedTuple):
+    stage: str
+    key: str
+    without: CompileChange
+
+
+def prove_own_setting(ablator: Ablator) -> Attribution | None:
+    """The setting without which the program is right; None where it draws random numbers, which settings change."""
+    if ablator.experiments.runs.draws:
+        return None
+    for own in list(_iter_settings(ablator.experiments.case.settings))[:_MOST]:
+        if ablator.attempt_under(own.without)[1]:
+            culprit = Culprit(own.stage, None, own.key, own.key, necessary=True, details={"kind": "own setting"})
+            return Attribution(culprit)
+    return None
+
+
+def _iter_settings(settings: CompileSettings) -> Iterator[_OwnSetting]:
+    """The settings that are not as torch has them, by the stage that heeds them."""
+    stages = {key: stage for stage, keys in facts().settings.listed.items() for key in keys}
+    for key in _list_changed(settings.own_config, "inductor"):
+        if key in stages:
+            yield _OwnSetting(stages[key], key, InductorSettings({key: get_setting(key)}))
+    for key in _list_changed(settings.functorch, "functorch"):
+        yield _OwnSetting(FUNCTIONALIZATION, key, TracingSettings({key: get_setting(key, "functorch")}))
+    for key in _list_changed(settings.dynamo, "dynamo"):
+        yield _OwnSetting(DYNAMO, key, DynamoSettings({key: get_setting(key, "dynamo")}))
+
+
+def _list_changed(entries: Mapping[str, object], config: str) -> list[str]:
+    return [key for key, value in entries.items() if get_setting(key, config) not in (value, MISSING)]
