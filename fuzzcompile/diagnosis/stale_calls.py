@@ -27,7 +27,7 @@ from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.model.facts import UnsafeSetting, facts
 from fuzzcompile.model.stages import DYNAMO, RUNTIME, find_file_stage
 from fuzzcompile.model.verdicts import AGREEING, Verdict
-from fuzzcompile.run.call_state import CallState, FactKind, StateFact
+from fuzzcompile.run.call_state import FUNCTION_MODES, CallState, FactKind, StateFact
 from fuzzcompile.run.code_files import get_module_file
 
 # Changed facts that a report lists.
@@ -51,6 +51,7 @@ _NOTICE: dict[FactKind, tuple[str, ...]] = {
 _OF_PRESENCE = ("HASATTR", "DICT_CONTAINS", "DICT_NOT_CONTAINS", "NOT_PRESENT_IN_GENERIC_DICT", "DICT_KEYS_MATCH")
 _OF_ORDER = ("DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK", "DICT_VERSION")
 _OF_MODES = ("GLOBAL_STATE", "GRAD_MODE", "DEFAULT_DEVICE", "DETERMINISTIC_ALGORITHMS", "TORCH_FUNCTION_STATE")
+_OF_ONE_MODE = {"torch.get_default_device()": "DEFAULT_DEVICE", FUNCTION_MODES: "TORCH_FUNCTION_STATE"}
 _ONE_OF_A_FRAME = "GRAD_MODE"
 # A guard that dynamo asks for under this name makes a check of one of three kinds, by the value.
 _BY_VALUE = "CONSTANT_MATCH"
@@ -283,7 +284,7 @@ def _list_wanted(name: str, before: CallState, after: CallState) -> tuple[str, .
     """The kinds of guards that should notice a change."""
     fact = after.get_fact(name, before)
     if fact.carrier == "mode":
-        return _OF_MODES
+        return (_OF_ONE_MODE[name], *_OF_MODES) if name in _OF_ONE_MODE else _OF_MODES
     if fact.kind not in ("same", "memory") and after.tells_presence(name, before):
         return _OF_PRESENCE
     if fact.kind == "tensor" and isinstance(fact.value, tuple):

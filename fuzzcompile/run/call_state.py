@@ -10,12 +10,14 @@ import contextlib
 import inspect
 import re
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fuzzcompile.run.case import Arguments, Reachable
 from fuzzcompile.run.code_files import is_user_file
@@ -54,6 +56,13 @@ class StateFact:
     plain: object = None  # of a value, a length or keys: what it is, for effects of a call
 
 
+FUNCTION_MODES = "the TorchFunctionModes that are entered"
+
+
+def _name_modes(stack: Callable[[], Sequence[object]]) -> str:
+    return ", ".join(type(mode).__qualname__ for mode in stack())
+
+
 # Switches of the process that a program may read, or that change what its operators do.
 _MODES: Mapping[str, Callable[[], object]] = {
     "torch.is_grad_enabled()": torch.is_grad_enabled,
@@ -67,6 +76,8 @@ _MODES: Mapping[str, Callable[[], object]] = {
     "torch.get_autocast_dtype('cpu')": lambda: torch.get_autocast_dtype("cpu"),
     "torch.is_autocast_enabled('cuda')": lambda: torch.is_autocast_enabled("cuda"),
     "torch.get_autocast_dtype('cuda')": lambda: torch.get_autocast_dtype("cuda"),
+    FUNCTION_MODES: lambda: _name_modes(_get_current_function_mode_stack),
+    "the TorchDispatchModes that are entered": lambda: _name_modes(_get_current_dispatch_mode_stack),
 }
 
 

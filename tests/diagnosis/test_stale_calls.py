@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from plants.guards import FAULTS, GuardFault
+from torch._dynamo.guards import GuardBuilder
 
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.programs.casefiles.case_module import load_case
@@ -24,6 +25,7 @@ def two_calls(made: str, change: str, before: str = "") -> str:
     """A case of two calls, with a change in between."""
     return f"""
 import torch
+from torch._dynamo.guards import GuardBuilder
 from torch import nn
 {before}
 
@@ -166,6 +168,7 @@ def test_a_number_that_dynamo_leaves_open_is_no_stale_graph(write_case):
 
 _FROZEN = """
 import torch
+from torch._dynamo.guards import GuardBuilder
 
 CONFIG = {"inductor": {"freezing": True}}
 GRAD = "no_grad"
@@ -193,6 +196,7 @@ def test_a_weight_that_changes_once_it_is_frozen_is_stale_by_design(write_case):
 
 TRACED_AGAIN = """
 import torch
+from torch._dynamo.guards import GuardBuilder
 
 DYNAMIC = True
 
@@ -219,3 +223,34 @@ def test_a_graph_that_was_traced_for_the_wrong_call_itself_is_not_stale(write_ca
     """What the calls before left open makes it another graph than a fresh compile of that call."""
     report = judge(write_case, TRACED_AGAIN)
     assert (report["verdict"], report["culprit"]["stage"]) == ("metadata", "joint_graph")
+
+
+IN_A_MODE = """
+import torch
+from torch._dynamo.guards import GuardBuilder
+from torch.overrides import TorchFunctionMode
+
+class Doubled(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        return out * 2 if func is torch.sin else out
+
+def program(x):
+    return torch.sin(x) + 1
+
+def make():
+    return program, (torch.ones(3),)
+
+def run(model, inputs):
+    first = model(*inputs)
+    with Doubled():
+        return first, model(*inputs)
+"""
+
+
+@pytest.mark.slow
+def test_a_mode_that_no_guard_asks_for_is_what_changed(write_case, monkeypatch):
+    monkeypatch.setattr(GuardBuilder, "TORCH_FUNCTION_STATE", lambda self, guard: None)
+    report = triage(load_case(write_case(IN_A_MODE)), CPU).to_json()
+    assert report["verdict"] == "stale" and "'', then 'Doubled'" in report["detail"]
+    assert (report["culprit"]["rewrite"], report["culprit"]["necessary"]) == ("TORCH_FUNCTION_STATE", True)
