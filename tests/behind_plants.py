@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+import sympy
 import torch
 from torch._inductor import cpp_builder, index_propagation, ir
 from torch._inductor import lowering as lowering_module
@@ -186,6 +187,16 @@ def folded_without_width() -> contextlib.AbstractContextManager[Any]:
             expression.expr = index_propagation.dtype_to_type(expression.dtype)(expression.expr)
 
     return mock.patch.object(index_propagation.TypedExpr, "__post_init__", as_number)
+
+
+def remainders_as_in_c() -> contextlib.AbstractContextManager[Any]:
+    """What is left of a negative index is negative, once it is a part of a larger index."""
+
+    def remainder(x: Any, y: Any) -> Any:
+        dtype = torch.promote_types(x.dtype, y.dtype)
+        return index_propagation.TypedExpr(index_propagation.ModularIndexing(x.expr, sympy.S.One, y.expr), dtype)
+
+    return mock.patch.object(index_propagation.SymPyOps, "remainder", staticmethod(remainder))
 
 
 def permutation_not_inverted() -> contextlib.AbstractContextManager[Any]:

@@ -178,9 +178,9 @@ def prove_compiler(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
 
 
 def prove_propagation(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
-    """Constants and indices that are computed while loops are built, of a loop that is wrong before it is code."""
+    """Constants and indices that are computed while loops are built, if the program is right without that."""
     unfolded = InductorSettings(facts().settings.switching_off["IndexPropagation"], needs_code=True)
-    if not wrong.scheduled or not ablator.is_repaired_by(unfolded):
+    if not ablator.is_repaired_by(unfolded):
         return None
     code = CodeSource("IndexPropagation", *find_definition(facts().places.index_propagation))
     return Attribution(wrong.make_culprit(LOWERING, code, "IndexPropagation", necessary=True))

@@ -225,7 +225,9 @@ class Codegen(Stage):
         for step in {id(step): step for step in _list_steps(suspects)}.values():
             if step.failed is not None:
                 return proofs.prove_failure(ablator, step, self.name)
-            before_code = proofs.prove_order(ablator, step) or proofs.prove_propagation(ablator, step)
+            before_code = proofs.prove_order(ablator, step)
+            if before_code is None and step.scheduled:  # it is wrong before it is code
+                before_code = proofs.prove_propagation(ablator, step)
             named = before_code or proofs.prove_compiler(ablator, step) or _prove_kernel(ablator, step)
             if named is not None:
                 return named
@@ -344,7 +346,8 @@ def _prove_scalar(ablator: Ablator, wrong: LoweredStep, single: LoweredStep | No
             nodes = tuple(n for n in kernel.nodes if parse_operator(wrong.lowered.labels.get(n, "")) == earlier)
             name, step = get_operator_family(earlier), replace(at, nodes=nodes)
             if name not in at.list_code_operators(*kernel.writes):  # no code is of it: it decided what is read
-                return Attribution(_make_operator_culprit(step, necessary=True))
+                propagated = proofs.prove_propagation(ablator, at)  # or it became a part of an index
+                return propagated or Attribution(_make_operator_culprit(step, necessary=True))
             return Attribution(_make_code_culprit(step, None, name, vectorised=False, necessary=True))
     culprit = _make_code_culprit(wrong, single, operators[0], vectorised=False, necessary=True if repaired else None)
     return Attribution(culprit) if repaired and len(operators) <= 1 else _doubt(culprit)

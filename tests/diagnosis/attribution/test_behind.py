@@ -71,6 +71,8 @@ FAULTS = [
 BEFORE_CODE = [
     Fault("constants of a loop", "torch.tensor(7, dtype=torch.uint8).neg() + x", plants.folded_without_width,
           "lowering", "IndexPropagation"),
+    Fault("an operator that became a part of an index", "x + torch.remainder(torch.arange(33) - 7, 5)",
+          plants.remainders_as_in_c, "lowering", "IndexPropagation"),
     pytest.param(
         Fault("places in the order of loops",
               "torch.argmax(torch.nn.functional.adaptive_avg_pool1d(x.transpose(0, 1), 2))", contextlib.nullcontext,
