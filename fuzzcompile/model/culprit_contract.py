@@ -70,10 +70,11 @@ DetailsJson = TypedDict(
         "shares": str | None,  # the memory that a result shares behind a rewrite which moved no value, and not before
         "matched": list[MatchedLineJson],  # the lines of the program that a rewrite matched
         "diff": str,  # the graph before and after a rewrite, as a diff
-        # of fault, such as ``values``, ``metadata``, ``alias``, ``check``, ``branch``, ``mode`` (of the program's own,
-        # ignored), ``tangent`` (the copy of a gradient of this ``shape`` into these ``strides``), ``analysis``
-        # (AOTAutograd's, contradicted by what ``a run shows``) or ``numbers`` (other random numbers, or another state
-        # of the generator after them)
+        # of fault, such as ``values``, ``metadata``, ``alias``, ``check``, ``branch``, ``gradient`` (which one of both
+        # values requires), ``mode`` (of the program's own, ignored, or torch's own, another while dynamo traces),
+        # ``own setting`` (of the case's, without which it is right), ``tangent`` (the copy of a gradient of this
+        # ``shape`` into these ``strides``), ``analysis`` (AOTAutograd's, contradicted by what ``a run shows``) or
+        # ``numbers`` (other random numbers, or another state of the generator after them)
         "kind": str,
         "way": str,  # the two ways that part: decomposition and kernel, fake and real, composite, ...
         "backward": bool,  # whether that is in a backward graph
