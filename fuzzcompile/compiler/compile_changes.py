@@ -17,10 +17,11 @@ from fuzzcompile.compiler.kernels.lowering_control import Control
 from fuzzcompile.compiler.operators import decompositions, operator_application
 from fuzzcompile.compiler.target.kernel_log import ProgramOrder
 from fuzzcompile.compiler.torch_config import patch_config
-from fuzzcompile.compiler.watch import patch_table
+from fuzzcompile.compiler.watch import aot_autograd, patch_table
 from fuzzcompile.compiler.watch.recorder import Recorder
 from fuzzcompile.compiler.watch.torch_patch import install_patches
 from fuzzcompile.model.contract import COMPILE, EXPORT
+from fuzzcompile.run.torch_attributes import replace_attributes
 
 
 class CompileChange:
@@ -39,6 +40,8 @@ class CompileChange:
 
     breaks_graph: ClassVar[bool] = False
     """Whether dynamo is to break the graph, whatever ``fullgraph`` says."""
+    parts_memory: ClassVar[bool] = False
+    """Whether results no longer share memory under it: values alone say whether a program is right."""
 
     @property
     def kind(self) -> type[CompileChange]:
@@ -197,6 +200,18 @@ class TracingSettings(_EntriesChange):
     """Entries of ``torch._functorch.config``, which go before the case's own."""
 
     config = "functorch"
+
+
+@dataclass(frozen=True)
+class OutputsAsComputed(CompileChange):
+    """Outputs that AOTAutograd makes anew as views of inputs are those that the graph has computed."""
+
+    text = "outputs as the graph computes them, no views of inputs"
+    parts_memory = True
+
+    def apply(self, recorder: Recorder) -> AbstractContextManager[object]:
+        """Replace the function that makes them."""
+        return replace_attributes(recorder, [aot_autograd.VIEWS])
 
 
 class DynamoSettings(_EntriesChange):

@@ -71,10 +71,11 @@ def find_symptom(verdict: str, outputs: Iterable[OutputJson], details: DetailsJs
     so. ``details`` are the culprit's: where a rewrite moves no value and has results share memory, a later write makes
     values wrong, and where a view is at fault that an analysis overlooked, or through which was written, a copy
     anywhere makes them right. A rewrite whose results overlap in memory is one bug, and so is an output that is made
-    anew as a view of the wrong tensor, whether that raises, has other metadata or shows in values.
+    anew as a view of the wrong tensor, or by the wrong strides, whether that raises, has other metadata or shows in
+    values.
     """
     if details.get("kind") == "regenerated":
-        return SHARING
+        return LAYOUT if details.get("way") == "as_strided" else SHARING
     if _makes_overlap(details.get("changed") or "") and Verdict(verdict).kind == "values":
         return OVERLAP
     overlooked = any(" view of " in shown for shown in details.get("a run shows") or ())

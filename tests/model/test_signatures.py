@@ -178,3 +178,4 @@ def test_a_rewrite_that_makes_results_overlap_is_one_bug(changed, symptom):
 @pytest.mark.parametrize("verdict", ["runtime_error", "metadata", "miscompile"])
 def test_a_view_made_anew_of_the_wrong_tensor_is_one_bug_however_it_shows(verdict):
     assert find_symptom(verdict, [{"finding": "far"}], {"kind": "regenerated"}) == "sharing"
+    assert find_symptom(verdict, [{"finding": "far"}], {"kind": "regenerated", "way": "as_strided"}) == "layout"

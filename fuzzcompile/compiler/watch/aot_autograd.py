@@ -22,8 +22,26 @@ from fuzzcompile.compiler.watch.torch_patch import Function
 from fuzzcompile.model.facts import facts
 from fuzzcompile.run.metrics import have_same_values
 from fuzzcompile.run.tensors import copy_tree, share_storage
+from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
 FUNCTION = facts().aot_autograd.analysis.partition(":")[2]
+_MAKER = facts().aot_autograd.alias_copy.function
+
+
+def _give_computed(session: object, original: Function) -> Function:
+    def give(base: object, computed: object, *args: object, **named: object) -> object:
+        is_real = isinstance(computed, torch.Tensor) and type(computed) in (torch.Tensor, torch.nn.Parameter)
+        return computed if is_real else original(base, computed, *args, **named)
+
+    return give
+
+
+VIEWS = ReplacedAttribute(
+    "torch._functorch._aot_autograd.runtime_wrappers",
+    _MAKER,
+    make=_give_computed,
+    unprobed="Where it is not called, a compile with it is as wrong as without, and proves nothing.",
+)
 _OF_INPUT = ("alias_of_input", "is_input")
 
 

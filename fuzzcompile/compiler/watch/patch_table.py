@@ -433,6 +433,7 @@ REPLACED: tuple[ReplacedAttribute, ...] = (
     decompositions.DISPATCHER_KERNELS,
     ir_evaluation.FREE_INDEXING,
     compiler_flags.FLAGS,
+    aot_autograd.VIEWS,
     *(cache.folder for cache in graph_caches.GRAPH_CACHES),
 )
 

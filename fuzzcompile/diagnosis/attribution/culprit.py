@@ -373,8 +373,9 @@ class Ablator(Divergence):
         if failing is Verdict.ACCEPTS_INVALID:
             return trial.observation.failure is not None
         if verdict.is_bug:
-            # A layout that differs besides is another matter than wrong values.
-            return verdict is Verdict.METADATA and failing.kind == "values"
+            # Layout or sharing that differs besides is another matter than wrong values.
+            parted = verdict is Verdict.ALIASING and any(change.parts_memory for change in trial.how.changes)
+            return (verdict is Verdict.METADATA or parted) and failing.kind == "values"
         return not self.evidence.shows(trial)
 
     def fails_alike(self, trial: Trial) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuzzcompile.compiler.compile_changes import GraphBreak, TracingSettings
+from fuzzcompile.compiler.compile_changes import GraphBreak, OutputsAsComputed, TracingSettings
 from fuzzcompile.compiler.functional_run import SEEDS, NodeRun, find_lossy_views, load_functional_tools, run_eagerly
 from fuzzcompile.compiler.graph_breaks import find_call_name, find_captured_calls
 from fuzzcompile.compiler.graph_replay import list_drawing_nodes
@@ -99,7 +99,12 @@ def _find_regenerated(divergence: Divergence) -> Iterator[Found]:
 
 def _prove_alone(ablator: Ablator, found: Found) -> Attribution | None:
     """What is found, if the program is right without it; that it is called accuses nothing."""
-    return ways.prove_in_turn(ablator, [found])
+    proved = ways.prove_in_turn(ablator, [found])
+    if proved is None and ablator.is_of_values:
+        # Where the views are not made as the program made them, their strides and their offset are.
+        culprit = replace(found.culprit, details={**found.culprit.details, "way": "as_strided"})
+        proved = ways.prove_in_turn(ablator, [replace(found, culprit=culprit, without=OutputsAsComputed())])
+    return proved
 
 
 def prove_raising_copy(ablator: Ablator) -> Attribution | None:

@@ -292,10 +292,26 @@ def make():
 """
 
 
+REGENERATED_BY_STRIDES = """
+import torch
+
+DYNAMIC = True
+
+def program(a):
+    a.add_(a)
+    return a.chunk(2)[1]
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(6)[1:],)
+"""
+
+
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what AOTAutograd raises hangs on the torch")
 @pytest.mark.parametrize(
     ("source", "named"),
     [
+        (REGENERATED_BY_STRIDES, "gen_alias_from_base"),
         (REGENERATED, "gen_alias_from_base"),
         (REGENERATED_ELSEWHERE, "gen_alias_from_base"),
         (REGENERATED_BEHIND_A_FILL, "gen_alias_from_base"),
@@ -304,7 +320,7 @@ def make():
         (GIVEN_MEMORY, "run_functionalized_fw_and_collect_metadata"),
         (LISTED, "aten.unfold.default"),
     ],
-    ids=["view", "another view", "behind a fill", "written back", "in floats", "given memory", "list"],
+    ids=["by strides", "view", "another view", "behind a fill", "written back", "in floats", "given memory", "list"],
 )
 def test_a_function_of_aot_autograd_is_named(source: str, named: str, write_case: Callable[..., Path]):
     report = triage(load_case(write_case(source)), torch.device("cpu")).to_json()
