@@ -315,12 +315,10 @@ def find_partings(eager: Steps, trace: InstructionTrace, raised: str = "") -> li
                 words = _word_line(code, step), _word_line(code, other)
                 parted.append((step.number, PartedInstruction(decided, "path", *words)))
             elif decided is not None and name is not None:
-                pair = step.values[name], other.values.get(name)
-                kind = "mode" if name in _read_modes() else "gradient" if hold_alike(*pair) else "value"
-                mode = f"{name} " if kind == "mode" else ""
-                words = f"{mode}{word_digest(pair[0])}", f"{mode}{word_digest(pair[1])}"
-                suspects = _list_unnamed(theirs[:index], decided) if (pair[0] or ())[:1] == TENSOR else [decided]
-                parted += [(step.number, PartedInstruction(each, kind, *words)) for each in suspects]
+                is_tensor = (step.values[name] or ())[:1] == TENSOR
+                suspects = _list_unnamed(theirs[:index], decided) if is_tensor else [decided]
+                said = _word_values(name, step.values[name], other.values.get(name))
+                parted += [(step.number, PartedInstruction(each, *said)) for each in suspects]
             break
         else:
             if raised and len(theirs) < len(ours) and (decided := _find_deciding(theirs)) is not None:
@@ -376,6 +374,13 @@ def _list_unnamed(steps: list[InstructionStep], decided: Instruction) -> list[In
     numbers = [_get(step) for step in deciding if step.gives_number][:_MOST_NUMBERS]
     others = [_get(step) for step in deciding if not step.gives_number]
     return [*numbers, decided, *others]
+
+
+def _word_values(name: str, eager: Digest, traced: Digest) -> tuple[str, str, str]:
+    """What parts, and both values for a reader."""
+    kind = "mode" if name in _read_modes() else "gradient" if hold_alike(eager, traced) else "value"
+    what = f"{name} " if kind == "mode" else ""
+    return kind, f"{what}{word_digest(eager)}", f"{what}{word_digest(traced)}"
 
 
 def _word_line(code: CodeType, step: InstructionStep) -> str:
