@@ -25,6 +25,7 @@ from fuzzcompile.diagnosis.kernels.watched_graph import (
     describe_kernel,
     describe_values,
     find_first_wrong_kernels,
+    find_kernel,
     find_watched_graphs,
     watch_graphs,
 )
@@ -123,11 +124,23 @@ def _prove_operators(ablator: Ablator, wrong: list[LoweredStep]) -> Attribution 
         if operator.name not in chosen and len(chosen) < _MAX_OPERATORS and can_do_without:
             chosen[operator.name] = operator
             if ablator.attempt_under(proofs.with_aten(list(chosen)))[1]:
-                return _attribute_operators(ablator, list(chosen.values()))
+                in_code = _prove_in_scalars(ablator, operator) if len(chosen) == 1 else None
+                return in_code or _attribute_operators(ablator, list(chosen.values()))
     # Wrong in float64 is shown by the evaluation of its IR, though no compile proves it.
     tried = list(chosen.values())
     left = next((operator for operator in wrong if operator.exact or operator not in tried), None)
     return None if left is None else Attribution(replace(_make_operator_culprit(left), confidence="low"))
+
+
+def _prove_in_scalars(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
+    """The code in vectors of an operator whose IR is right in float64, if the program is right with it in scalars."""
+    kernel, name = find_kernel(wrong.lowered, wrong.nodes[-1]), get_operator_family(wrong.name)
+    step = replace(wrong, kernel=kernel)
+    if wrong.exact or kernel is None or not step.is_vectorised or name not in step.list_code_operators(*kernel.writes):
+        return None
+    if proofs.find_right_in_scalars(ablator, step.generator, [name])[0] is None:
+        return None
+    return Attribution(_make_code_culprit(step, None, name, vectorised=True, necessary=True))
 
 
 def _attribute_operators(ablator: Ablator, chosen: list[LoweredStep]) -> Attribution:

@@ -421,3 +421,22 @@ def make():
 def test_what_aot_inductor_alone_gets_wrong_is_named(write_case: Callable[..., Path]):
     culprit = triage(load_case(write_case(WRITTEN_INPUT_UNDER_AOTI)), torch.device("cpu")).to_json()["culprit"]
     assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("codegen", "AOTInductor", True)
+
+
+OVERFLOWING = """
+import torch
+
+def program(x):
+    return torch.sinh(torch.floor(x * 4.0) * 89.0)
+
+def make():
+    return program, (torch.full((4, 6), 0.25, dtype=torch.bfloat16),)
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="later ones may have it right")
+def test_an_operator_that_overflows_in_vectors_alone_is_no_fault_of_its_lowering(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(OVERFLOWING)), torch.device("cpu")).to_json()
+    if not report["is_bug"]:
+        pytest.skip("vectors of this processor do not overflow")
+    assert (report["culprit"]["rewrite"], report["culprit"]["necessary"]) == ("CppVecOverrides.sinh", True)
