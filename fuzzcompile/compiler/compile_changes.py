@@ -204,9 +204,9 @@ class TracingSettings(_EntriesChange):
 
 @dataclass(frozen=True)
 class OutputsAsComputed(CompileChange):
-    """Outputs that AOTAutograd makes anew as views of inputs are those that the graph has computed."""
+    """Outputs that AOTAutograd makes anew as views (of inputs or of others) are those that the graph has computed."""
 
-    text = "outputs as the graph computes them, no views of inputs"
+    text = "outputs as the graph computes them, not made anew as views"
     parts_memory = True
 
     def apply(self, recorder: Recorder) -> AbstractContextManager[object]:

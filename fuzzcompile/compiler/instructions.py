@@ -114,6 +114,7 @@ class InstructionTrace:
                 self.steps.clear()  # an attempt that dynamo has given up
                 self.wrong.clear()
                 self.settings.clear()
+                self.tensors.forget()
                 self._calls.clear()
             number = sum(known is code for known, _ in self.steps)
             known = (translator, self.steps.setdefault((code, number), []))
@@ -144,15 +145,24 @@ class InstructionTrace:
         return error
 
     def _find_offset(self, translator: Any, instruction: Any) -> int | None:
-        """The offset in the program's code: dynamo traces its own copy, in which it spells out ``super()``."""
+        """The offset in the program's code, of which dynamo traces a copy that spells out ``super()`` and ``is None``.
+
+        None for what is only in the copy.
+        """
         code = translator.f_code
         if code not in self._offsets:
             own = [each for each in dis.get_instructions(code) if each.opname != "EXTENDED_ARG"]
             copied = [each for each in translator.instructions if each.opname != "EXTENDED_ARG"]
             names = [each.opname for each in own], [each.opname for each in copied]
-            blocks = difflib.SequenceMatcher(None, *names, autojunk=False).get_matching_blocks()
-            alike = ((own[first + at], copied[second + at]) for first, second, size in blocks for at in range(size))
-            self._offsets[code] = {} if names[0] == names[1] else {other.offset: each.offset for each, other in alike}
+            found = self._offsets[code] = dict[int, int]()
+            changes = (
+                difflib.SequenceMatcher(None, *names, autojunk=False).get_opcodes() if names[0] != names[1] else ()
+            )
+            for _, first, last, at, end in changes:
+                if first < last:  # of one instruction that is spelled out, each is at its offset
+                    found |= {
+                        each.offset: own[min(first + n, last - 1)].offset for n, each in enumerate(copied[at:end])
+                    }
         offset: int | None = instruction.offset
         return self._offsets[code].get(offset) if self._offsets[code] and offset is not None else offset
 
@@ -343,13 +353,18 @@ def _pair(
     skipped = ("EXTENDED_ARG", "CACHE", "NOP", "RESUME", "PRECALL", "COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR")
 
     def keep(steps: list[InstructionStep], others: set[int]) -> list[InstructionStep]:
-        # Dynamo takes an instruction that does two things at once for two in one place.
-        single = (next(alike) for _, alike in itertools.groupby(steps, key=lambda step: step.offset))
+        # Dynamo takes an instruction that does two things at once for two in one place; the one that decides counts.
+        groups = (list(alike) for _, alike in itertools.groupby(steps, key=lambda step: step.offset))
+        single = (next(filter(_decides, reversed(group)), group[0]) for group in groups)
         return [
             step for step in single if step.offset in others or not _get_name(code, step.offset).startswith(skipped)
         ]
 
     return keep(eager, known), keep(traced, seen)
+
+
+def _decides(step: InstructionStep) -> bool:
+    return step.instruction is not None and step.instruction.decides
 
 
 def _get(step: InstructionStep) -> Instruction:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from fuzzcompile.compiler.graph_replay import list_random_calls, replay_graph
 from fuzzcompile.compiler.watch.ledger import Snapshot
 
 # Elements up to which a tensor is summed up.
-_MOST_ELEMENTS = 2**20
+_MOST_ELEMENTS = 2**16
 # How far sums of values of one dtype may lie apart, in its steps, of the sum of their absolute values.
 _STEPS = 64
 
@@ -52,7 +52,14 @@ class TensorSummary:
 
 
 def summarise(tensor: torch.Tensor, *, needs_gradient: bool, sums: bool = True) -> TensorSummary | None:
-    """The summary of a plain tensor; None for another."""
+    """The summary of a plain tensor; None for another, and for one without values."""
+    try:
+        return _summarise(tensor, needs_gradient=needs_gradient, sums=sums)
+    except Exception:  # of torch: it is on no device, or of a dtype that nothing is computed in
+        return None
+
+
+def _summarise(tensor: torch.Tensor, *, needs_gradient: bool, sums: bool) -> TensorSummary | None:
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
         return None
     form = TensorSummary(tensor.dtype, tuple(tensor.shape), needs_gradient)
@@ -67,7 +74,7 @@ def summarise(tensor: torch.Tensor, *, needs_gradient: bool, sums: bool = True) 
 
 
 class EagerTensors:
-    """Summaries of tensors of a run, each made once while nothing writes to it."""
+    """Summaries of tensors of a run, each made once while no operator writes to it (``.data`` is not followed)."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], int, TensorSummary | None]] = {}
@@ -132,7 +139,13 @@ class TracedTensors:
 
     def compare_with(self, given: Iterable[TensorSummary]) -> None:
         """Tell what they hold only if the graphs were replayed on these arguments of a call."""
-        self._is_told = all(any(known.holds_alike(each) for known in self._inputs) for each in given)
+        compared = [each for each in self._inputs if each.sums is not None]
+        self._is_told = all(any(known.holds_alike(each) for known in compared) for each in given if each.sums)
+
+    def forget(self) -> None:
+        """Forget what was traced so far: it was given up."""
+        for kept in (self._graphs, self._ends, self._asked, self._known, self._inputs):
+            kept.clear()
 
     def replay(self, captured: Iterable[tuple[Snapshot, Sequence[object]]]) -> None:
         """Run the graphs that were traced on the inputs of a call, and look at their tensors behind each node."""
@@ -142,7 +155,6 @@ class TracedTensors:
             # What was traced last is what stayed in the trace.
             fitting = ((one, given) for one, given, held in reversed(graphs) if names and names <= held)
             if (found := next(fitting, None)) is not None:
-                self._inputs.clear()
                 self._replay(key, *found)
 
     def _replay(self, key: int, snapshot: Snapshot, inputs: Sequence[object]) -> None:
@@ -154,13 +166,18 @@ class TracedTensors:
         for traced in self._asked[key]:
             behind[last[traced.behind]].append(traced)
         sums, values = not list_random_calls(snapshot), dict[str, object]()
+        made: dict[tuple[int, int], TensorSummary | None] = {}  # by tensor and version: each is kept by its node
 
         def look(node: fx.Node, run: Callable[[], object]) -> object:
             values[node.name] = result = run()
             for traced in behind.pop(node.name, ()):
                 value = values.get(traced.node)
                 if isinstance(value, torch.Tensor):
-                    self._known[traced] = summarise(value, needs_gradient=traced.needs_gradient, sums=sums)
+                    place = id(value), 0 if value.is_inference() else value._version
+                    if place not in made:
+                        made[place] = summarise(value, needs_gradient=False, sums=sums)
+                    held = made[place]
+                    self._known[traced] = held and replace(held, needs_gradient=traced.needs_gradient)
             return result
 
         given = (summarise(each, needs_gradient=False) for each in inputs if isinstance(each, torch.Tensor))

@@ -60,7 +60,9 @@ FUNCTION_MODES = "the TorchFunctionModes that are entered"
 
 
 def _name_modes(stack: Callable[[], Sequence[object]]) -> str:
-    return ", ".join(type(mode).__qualname__ for mode in stack())
+    """The modes of a stack that are not torch's, which have facts of their own (the default device)."""
+    kinds = (type(mode) for mode in stack())
+    return ", ".join(kind.__qualname__ for kind in kinds if not kind.__module__.startswith("torch."))
 
 
 # Switches of the process that a program may read, or that change what its operators do.

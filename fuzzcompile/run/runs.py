@@ -222,6 +222,8 @@ def measure_moved_loss(case: Case, device: torch.device, changes: Mapping[str, t
 class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A look at the operators that are called, which has ``found`` what it is for or not."""
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found = False

@@ -48,7 +48,11 @@ def prove_instruction(ablator: Ablator, *, doubts: bool) -> Attribution | None:
         whole = InstructionLeftOut((seen[0].instruction, *seen[0].others), whole=True)
         alone = seen[:1] if ablator.attempt_under(whole)[1] else []
     if alone:
-        return Attribution(replace(_make_culprit(alone[0]), necessary=True, confidence="high"))
+        # Eager mode with the whole frame is right whatever is at fault in it: what was seen to part says more.
+        is_seen = alone[0].kind != "setting"
+        sure = is_seen and len(seen) == 1
+        culprit = replace(_make_culprit(alone[0]), necessary=True if is_seen else None)
+        return Attribution(replace(culprit, confidence="high" if sure else "low"))
     return Attribution(replace(_make_culprit(seen[0]), confidence="low")) if doubts and seen else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from fuzzcompile.compiler.compile_changes import CompileChange, DynamoSettings, InductorSettings, TracingSettings
@@ -26,9 +27,12 @@ def prove_own_setting(ablator: Ablator) -> Attribution | None:
     if ablator.experiments.runs.draws:
         return None
     for own in list(_iter_settings(ablator.experiments.case.settings))[:_MOST]:
-        if ablator.attempt_under(own.without)[1]:
+        trial, is_right = ablator.attempt_under(own.without)
+        if is_right:
             culprit = Culprit(own.stage, None, own.key, own.key, necessary=True, details={"kind": "own setting"})
-            return Attribution(culprit)
+            # Other graphs may be right because they are others.
+            parted = len(trial.ledger.frames) > len(ablator.trial.ledger.frames)
+            return Attribution(replace(culprit, confidence="low") if parted else culprit)
     return None
 
 

@@ -187,9 +187,14 @@ def use_python(x: torch.Tensor, amount: int) -> tuple[torch.Tensor, dict[str, li
         found["ink"].append(1)
     except KeyError:
         x = x * shelf.asked
+    y = x.sin()
+    if amount is not None:
+        y = y * 2
+    if found is None:
+        return y, {}
     total = sum(size for sizes in found.values() for size in sizes)
     first, *rest = sorted({3, 1, 2}, reverse=True)
-    return (x + total * first).relu() if rest and not any(rest[2:]) else x, found
+    return (x + y + total * first).relu() if rest and not any(rest[2:]) else x, found
 
 
 def test_dynamo_and_eager_mode_take_the_same_steps() -> None:
