@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fuzzcompile.compiler.graph_replay import list_random_calls, replay_graph
+from fuzzcompile.compiler.graph_replay import replay_graph
 from fuzzcompile.compiler.watch.ledger import Snapshot
 
 # Elements up to which a tensor is summed up.
@@ -147,17 +147,20 @@ class TracedTensors:
         for kept in (self._graphs, self._ends, self._asked, self._known, self._inputs):
             kept.clear()
 
-    def replay(self, captured: Iterable[tuple[Snapshot, Sequence[object]]]) -> None:
-        """Run the graphs that were traced on the inputs of a call, and look at their tensors behind each node."""
+    def replay(self, captured: Iterable[tuple[Snapshot, Sequence[object]]], *, sums: bool) -> None:
+        """Run the graphs that were traced on the inputs of a call, and look at their tensors behind each node.
+
+        Without ``sums``, at their form alone: a replay draws other random numbers.
+        """
         graphs = [(snapshot, inputs, {node.name for node in snapshot.graph.nodes}) for snapshot, inputs in captured]
         for key, graph in self._graphs.items():
             names = {node.name for node in graph.nodes if node.op != "output"}
             # What was traced last is what stayed in the trace.
             fitting = ((one, given) for one, given, held in reversed(graphs) if names and names <= held)
             if (found := next(fitting, None)) is not None:
-                self._replay(key, *found)
+                self._replay(key, *found, sums=sums)
 
-    def _replay(self, key: int, snapshot: Snapshot, inputs: Sequence[object]) -> None:
+    def _replay(self, key: int, snapshot: Snapshot, inputs: Sequence[object], *, sums: bool) -> None:
         held = {node.name for node in snapshot.graph.nodes}
         behind: dict[str, list[TracedTensor]] = defaultdict(list)
         last: dict[str, str] = {}  # of the nodes that are left, the one that each end is behind
@@ -165,7 +168,7 @@ class TracedTensors:
             last[name] = name if name in held else next(reversed(last.values()), "")
         for traced in self._asked[key]:
             behind[last[traced.behind]].append(traced)
-        sums, values = not list_random_calls(snapshot), dict[str, object]()
+        values = dict[str, object]()
         made: dict[tuple[int, int], TensorSummary | None] = {}  # by tensor and version: each is kept by its node
 
         def look(node: fx.Node, run: Callable[[], object]) -> object:

@@ -64,12 +64,13 @@ def _find_partings(ablator: Ablator) -> list[PartedInstruction]:
     raised = run.failure.message if run.failure is not None else ""
     # Recorded is what dynamo traced last: in the first call, or in a later one, the last before all others. A later
     # call may also part for what an earlier one has left undone.
+    sums = not ablator.experiments.runs.draws
     calls = run_calls_eagerly(ablator.experiments, record_instructions)
     if len(captured) == 1:
-        trace.tensors.replay(captured)
+        trace.tensors.replay(captured, sums=sums)
     first = [parted for eager in calls[:1] for parted in find_partings(eager, trace, raised)]
     if len(captured) > 1:  # of a later call, or behind a graph break
-        trace.tensors.replay(captured)
+        trace.tensors.replay(captured, sums=sums)
         first = first if len(calls) > 1 else [part for eager in calls for part in find_partings(eager, trace, raised)]
     later = [parted for eager in reversed(calls[1:]) for parted in find_partings(eager, trace, raised)]
     # What requires a gradient hangs on what was set.
