@@ -50,10 +50,15 @@ _MOST_STEPS = 100_000
 _MOST_NUMBERS = 2
 
 
+# Torch's own modes by what they are called, as dynamo sets them while it traces too.
+_MODES: Mapping[str, Callable[[], object]] = {
+    "grad mode": torch.is_grad_enabled,
+    "autocast on the CPU": lambda: str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else "off",
+}
+
+
 def _read_modes() -> dict[str, Digest]:
-    """Torch's own modes by what they are called, as dynamo sets them while it traces too."""
-    autocast = str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else "off"
-    return {"grad mode": digest(torch.is_grad_enabled()), "autocast on the CPU": digest(autocast)}
+    return {name: digest(read()) for name, read in _MODES.items()}
 
 
 @dataclass
@@ -281,8 +286,8 @@ class PartedInstruction:
     """An instruction behind which dynamo goes on otherwise than eager mode, or has another value.
 
     ``others`` do the same in other places. ``kind`` is ``path``, ``value``, ``gradient`` (one of both values requires
-    one), ``mode`` (one of torch's own is another), ``error`` (dynamo raises one), ``call`` (the program's own code that
-    it calls is not traced) or ``setting`` (nothing comes of it that could part).
+    one), ``torch mode`` (one of torch's own is another), ``error`` (dynamo raises one), ``call`` (the program's own
+    code that it calls is not traced) or ``setting`` (nothing comes of it that could part).
     """
 
     instruction: Instruction
@@ -311,7 +316,7 @@ def find_partings(eager: Steps, trace: InstructionTrace, raised: str = "") -> li
         ours, theirs = _pair(code, steps, traced[code, number])
         # A call in other modes from its beginning is not the one that was traced.
         given = [steps[0].values if steps else {} for steps in (ours, theirs)]
-        other_modes = {mode for mode in _read_modes() if given[0].get(mode) != given[1].get(mode)}
+        other_modes = {mode for mode in _MODES if given[0].get(mode) != given[1].get(mode)}
         for index, (step, other) in enumerate(zip(ours, theirs, strict=False)):
             if step.calls is not None and step.calls not in entered and step.calls.co_name.startswith("__"):
                 called = PartedInstruction(_get(other), "call", step.calls.co_qualname, "not traced")
@@ -393,8 +398,8 @@ def _list_unnamed(steps: list[InstructionStep], decided: Instruction) -> list[In
 
 def _word_values(name: str, eager: Digest, traced: Digest) -> tuple[str, str, str]:
     """What parts, and both values for a reader."""
-    kind = "mode" if name in _read_modes() else "gradient" if hold_alike(eager, traced) else "value"
-    what = f"{name} " if kind == "mode" else ""
+    kind = "torch mode" if name in _MODES else "gradient" if hold_alike(eager, traced) else "value"
+    what = f"{name} " if name in _MODES else ""
     return kind, f"{what}{word_digest(eager)}", f"{what}{word_digest(traced)}"
 
 

@@ -71,7 +71,7 @@ DetailsJson = TypedDict(
         "matched": list[MatchedLineJson],  # the lines of the program that a rewrite matched
         "diff": str,  # the graph before and after a rewrite, as a diff
         # of fault, such as ``values``, ``metadata``, ``alias``, ``check``, ``branch``, ``gradient`` (which one of both
-        # values requires), ``mode`` (of the program's own, ignored, or torch's own, another while dynamo traces),
+        # values requires), ``mode`` (of the program's own, ignored), ``torch mode`` (another while dynamo traces),
         # ``own setting`` (of the case's, without which it is right), ``tangent`` (the copy of a gradient of this
         # ``shape`` into these ``strides``), ``analysis`` (AOTAutograd's, contradicted by what ``a run shows``) or
         # ``numbers`` (other random numbers, or another state of the generator after them)

@@ -99,6 +99,8 @@ def test_a_gradient_that_the_program_withholds_is_not_eagers_fault(write_case, m
     report = triage(load_case(write_case(NESTED_MODES)), CPU).to_json()
     assert (report["verdict"], report["wrong"]) == ("wrong_gradient", "compiled")
     assert (report["culprit"]["rewrite"], report["culprit"]["necessary"]) == ("end of set_grad_enabled", True)
+    # Drafts say of a "mode" that eager mode without it agrees, which is of modes of the program's own.
+    assert report["culprit"]["details"]["kind"] == "torch mode"
 
 
 def test_a_gradient_that_is_meant_to_be_another_is_not_eagers_fault(judged, monkeypatch):
