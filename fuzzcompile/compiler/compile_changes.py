@@ -220,6 +220,10 @@ class DynamoSettings(_EntriesChange):
     config = "dynamo"
 
 
+SETTINGS = {changes.config: changes for changes in (InductorSettings, TracingSettings, DynamoSettings)}
+"""The changes of entries of a config, by its name."""
+
+
 # Rewrites and operators left out.
 
 

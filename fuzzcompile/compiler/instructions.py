@@ -39,7 +39,7 @@ from fuzzcompile.compiler.python_values import (
     list_summaries,
     word_digest,
 )
-from fuzzcompile.compiler.traced_tensors import EagerTensors, TracedTensors
+from fuzzcompile.compiler.traced_tensors import RunTensors, TracedTensors
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.torch_patch import Function, IntendedError
 from fuzzcompile.compiler.watch.unseen import Unseen
@@ -234,7 +234,7 @@ def record_instructions() -> Iterator[Steps]:
     calls: dict[CodeType, int] = defaultdict(int)
     open_frames: dict[FrameType, list[InstructionStep]] = {}
     taken, before = 0, sys.gettrace()
-    read = functools.partial(digest, tensors=EagerTensors())
+    read = functools.partial(digest, tensors=RunTensors())
 
     def enter(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
         code = frame.f_code
@@ -295,6 +295,11 @@ class PartedInstruction:
     expected: str = ""
     got: str = ""
     others: tuple[Instruction, ...] = ()
+
+    @property
+    def instructions(self) -> tuple[Instruction, ...]:
+        """The instruction, and the others."""
+        return self.instruction, *self.others
 
 
 def find_partings(eager: Steps, trace: InstructionTrace, raised: str = "") -> list[PartedInstruction]:

@@ -98,8 +98,7 @@ def digest(
 
 def agree(eager: object, traced: object) -> bool:
     """Return whether two digests can be of one value."""
-    if isinstance(traced, TracedTensor):
-        traced = traced.summary
+    traced = _look_up(traced)
     if isinstance(eager, TensorSummary) and isinstance(traced, TensorSummary):
         return eager.fits(traced)
     if eager is None or traced is None or eager == traced:
@@ -118,10 +117,15 @@ def list_summaries(values: Mapping[str, Digest]) -> list[TensorSummary]:
     return [each for each in pytree.tree_leaves(list(values.values())) if isinstance(each, TensorSummary)]
 
 
+def _look_up(held: object) -> object:
+    """What is known of a tensor; anything else as it is."""
+    return held.summary if isinstance(held, TracedTensor) else held
+
+
 def hold_alike(eager: Digest, traced: Digest) -> bool:
     """Return whether two digests are of tensors with the same values, of which one alone requires a gradient."""
     pair = [each[1] if each is not None and each[:1] == TENSOR else None for each in (eager, traced)]
-    ours, theirs = (each.summary if isinstance(each, TracedTensor) else each for each in pair)
+    ours, theirs = map(_look_up, pair)
     return isinstance(ours, TensorSummary) and isinstance(theirs, TensorSummary) and ours.holds_alike(theirs)
 
 
@@ -143,7 +147,7 @@ def word_digest(stored: Digest) -> str:
     if stored is None or stored == _OBJECT:
         return "?" if stored is None else str(stored[0])
     if stored[:1] == TENSOR:
-        held = stored[1].summary if isinstance(stored[1], TracedTensor) else stored[1]
+        held = _look_up(stored[1])
         return TENSOR[0] if held is None else f"tensor ({held})"
     kind, held = stored[0], stored[-1]
     name = kind.__name__ if isinstance(kind, type) else str(kind)

@@ -73,10 +73,14 @@ def _summarise(tensor: torch.Tensor, *, needs_gradient: bool, sums: bool) -> Ten
     return TensorSummary(form.dtype, form.shape, needs_gradient, values, float(flat.abs().sum()))
 
 
-class EagerTensors:
-    """Summaries of tensors of a run, each made once while no operator writes to it (``.data`` is not followed)."""
+class RunTensors:
+    """Summaries of tensors of a run, each made once while no operator writes to it (``.data`` is not followed).
 
-    def __init__(self) -> None:
+    Without ``sums``, of their form alone.
+    """
+
+    def __init__(self, *, sums: bool = True) -> None:
+        self._sums = sums
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], int, TensorSummary | None]] = {}
 
     def __call__(self, tensor: torch.Tensor) -> TensorSummary | None:
@@ -86,7 +90,7 @@ class EagerTensors:
                 version = tensor._version
                 known = self._known.get(id(tensor))
                 if known is None or known[0]() is not tensor or known[1] != version:
-                    made = summarise(tensor, needs_gradient=tensor.requires_grad)
+                    made = summarise(tensor, needs_gradient=tensor.requires_grad, sums=self._sums)
                     self._known[id(tensor)] = known = weakref.ref(tensor), version, made
             except Exception:  # of torch, for a tensor that has no values
                 return None
@@ -168,19 +172,15 @@ class TracedTensors:
             last[name] = name if name in held else next(reversed(last.values()), "")
         for traced in self._asked[key]:
             behind[last[traced.behind]].append(traced)
-        values = dict[str, object]()
-        made: dict[tuple[int, int], TensorSummary | None] = {}  # by tensor and version: each is kept by its node
+        values, summaries = dict[str, object](), RunTensors(sums=sums)
 
         def look(node: fx.Node, run: Callable[[], object]) -> object:
             values[node.name] = result = run()
             for traced in behind.pop(node.name, ()):
                 value = values.get(traced.node)
                 if isinstance(value, torch.Tensor):
-                    place = id(value), 0 if value.is_inference() else value._version
-                    if place not in made:
-                        made[place] = summarise(value, needs_gradient=False, sums=sums)
-                    held = made[place]
-                    self._known[traced] = held and replace(held, needs_gradient=traced.needs_gradient)
+                    seen = summaries(value)
+                    self._known[traced] = seen and replace(seen, needs_gradient=traced.needs_gradient)
             return result
 
         given = (summarise(each, needs_gradient=False) for each in inputs if isinstance(each, torch.Tensor))

@@ -9,6 +9,7 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fuzzcompile.run.call_state import is_own_mode
 from fuzzcompile.run.torch_attributes import replace_attribute
 
 _HANDLERS: Mapping[type[object], str] = {
@@ -49,8 +50,7 @@ def bypass_modes(only: Collection[str] | None = None) -> Iterator[Collection[str
 def list_modes() -> list[tuple[type[object], str]]:
     """The classes of modes in this process that are not torch's or ours, each with its method that sees a call."""
     kinds = ((kind, handler) for base, handler in _HANDLERS.items() for kind in _list_subclasses(base))
-    ours = ("torch", __name__.partition(".")[0])
-    return [(kind, at) for kind, at in kinds if at in vars(kind) and kind.__module__.partition(".")[0] not in ours]
+    return [(kind, at) for kind, at in kinds if at in vars(kind) and is_own_mode(kind)]
 
 
 def _list_subclasses(base: type[object]) -> Iterator[type[object]]:

@@ -23,8 +23,8 @@ from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.diagnosis.unsteady_kernels import find_unsteady_kernel
 from fuzzcompile.diagnosis.wrong_side import (
     SideVerdict,
+    blame_kernel,
     judge_run,
-    name_contradiction,
     name_native_fault,
     run_second,
     weigh_gradients,
@@ -84,7 +84,7 @@ def judge_eager(experiments: Experiments) -> EagerJudgement:
     ranked = sorted(contested, key=lambda call: -call.opinion.step)
     alone = (call for call in ranked if judge_run(experiments, run_second(made, [call])[0], made.eager).verdict.is_bug)
     found = ranked[0] if len(ranked) == 1 else next(alone, ranked[0])
-    return _conclude(experiments, started, judged, SideVerdict("eager", name_contradiction(found), found))
+    return _conclude(experiments, started, judged, blame_kernel(found))
 
 
 def _judge_steadiness(experiments: Experiments) -> tuple[Judgement, SideVerdict] | None:
@@ -95,7 +95,7 @@ def _judge_steadiness(experiments: Experiments) -> tuple[Judgement, SideVerdict]
         return None
     judgements = (unsteady.judge(made, run) for run in (made.eager, experiments.again))
     wrong = next((judged for judged in judgements if judged.verdict.is_bug), None)
-    side = SideVerdict("eager", name_contradiction(unsteady.call), unsteady.call)
+    side = blame_kernel(unsteady.call)
     return None if wrong is None else (wrong, side)
 
 
@@ -106,8 +106,7 @@ def _judge_gradients(experiments: Experiments, judged: Judgement) -> tuple[Judge
     float64 alone.
     """
     for gradient in iter_wrong_gradients(experiments.runs):
-        proved = gradient.repaired is not None
-        side = SideVerdict("eager", name_contradiction(gradient.call), gradient.call, proved=proved)
+        side = blame_kernel(gradient.call, proved=gradient.repaired is not None)
         if gradient.repaired is None:
             return replace(judged, confidence="low"), side
         beside = judge_run(experiments, gradient.repaired, experiments.runs.eager)

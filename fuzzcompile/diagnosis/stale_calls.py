@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fuzzcompile.compiler.compile_changes import CompileChange, CompiledAnew, DynamoSettings, InductorSettings
+from fuzzcompile.compiler.compile_changes import SETTINGS, CompileChange, CompiledAnew
 from fuzzcompile.compiler.graph_caches import GraphCache
 from fuzzcompile.compiler.kernels.kernel_loops import find_definition
 from fuzzcompile.compiler.session import find_path
@@ -57,7 +57,6 @@ _ONE_OF_A_FRAME = "GRAD_MODE"
 _BY_VALUE = "CONSTANT_MATCH"
 # Parts of the names of guards that are no part of a user's.
 _MACHINERY = re.compile(r"^(L|G|_modules|_parameters|_buffers|__dict__|__closure__|cell_contents|\d+)$")
-_CHANGES = {settings.config: settings for settings in (DynamoSettings, InductorSettings)}
 _RESET = "torch.compiler.reset() before a call after such a change"
 
 
@@ -208,7 +207,7 @@ def _find_needed(attempt: Compile, names: list[str], ablations: list[Ablation]) 
 def _allow_setting(attempt: Compile, stale: StaleCall) -> StaleCall | None:
     """The same as no bug, where a setting of torch leaves out what would notice the change; None where none does."""
     known = [setting for setting in facts().unsafe if has_entry(load_config(setting.config), setting.entry)]
-    changes = {setting.entry: _CHANGES[setting.config]({setting.entry: setting.safe}) for setting in known}
+    changes = {setting.entry: SETTINGS[setting.config]({setting.entry: setting.safe}) for setting in known}
     if not known or not attempt(list(changes.values())).right:
         return None
     setting: UnsafeSetting = next((each for each in known if attempt([changes[each.entry]]).right), known[0])

@@ -74,6 +74,11 @@ class SideVerdict:
         return SideVerdict("undecided", f"only the kernel of {doubtful.operator} itself says that compiled is wrong")
 
 
+def blame_kernel(call: ContestedCall, *, proved: bool = True) -> SideVerdict:
+    """Eager mode is wrong, by the kernel of a call."""
+    return SideVerdict("eager", name_contradiction(call), call, proved=proved)
+
+
 def find_wrong_side(experiments: Experiments, trial: Trial, decision: Decision) -> SideVerdict | None:
     """The side that is wrong in a decision on values; None for other verdicts, and where eager is not a side."""
     if experiments.against != "eager":
@@ -106,7 +111,7 @@ def find_wrong_side(experiments: Experiments, trial: Trial, decision: Decision) 
         formula = next(iter_wrong_gradients(experiments.runs), None) if by_difference.wrong == "eager" else None
         if formula is None:
             return by_difference
-        return SideVerdict("eager", name_contradiction(formula.call), formula.call, proved=formula.repaired is not None)
+        return blame_kernel(formula.call, proved=formula.repaired is not None)
     if contested and _is_repaired(experiments, trial, contested):
         names = ", ".join(dict.fromkeys(str(call.operator) for call in contested))
         return SideVerdict(
@@ -218,7 +223,7 @@ def name_native_fault(experiments: Experiments, exact: Observation) -> SideVerdi
     for wrong in (*([call] for call in calls), *(group for group in (*alike, gross) if len(group) > 1)):
         repaired, _ = _run_checked(experiments, {call.number for call in wrong})
         if repaired.failure is None and not judge_run(experiments, exact, repaired).verdict.is_bug:
-            return SideVerdict("eager", name_contradiction(wrong[0]), wrong[0])
+            return blame_kernel(wrong[0])
     return None
 
 

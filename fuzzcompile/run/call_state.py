@@ -59,10 +59,14 @@ class StateFact:
 FUNCTION_MODES = "the TorchFunctionModes that are entered"
 
 
+def is_own_mode(kind: type[object]) -> bool:
+    """Return whether a class of modes is neither torch's nor ours."""
+    return kind.__module__.partition(".")[0] not in ("torch", __name__.partition(".")[0])
+
+
 def _name_modes(stack: Callable[[], Sequence[object]]) -> str:
-    """The modes of a stack that are not torch's, which have facts of their own (the default device)."""
-    kinds = (type(mode) for mode in stack())
-    return ", ".join(kind.__qualname__ for kind in kinds if not kind.__module__.startswith("torch."))
+    """The program's own modes of a stack: torch's have facts of their own (the default device)."""
+    return ", ".join(kind.__qualname__ for kind in map(type, stack()) if is_own_mode(kind))
 
 
 # Switches of the process that a program may read, or that change what its operators do.

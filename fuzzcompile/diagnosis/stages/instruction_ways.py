@@ -38,14 +38,14 @@ def prove_instruction(ablator: Ablator, *, doubts: bool) -> Attribution | None:
         return None
     partings, alone = _find_partings(ablator)[:_TRIED], list[PartedInstruction]()
     for parted in partings:
-        trial, is_right = ablator.attempt_under(InstructionLeftOut((parted.instruction, *parted.others)))
+        trial, is_right = ablator.attempt_under(InstructionLeftOut(parted.instructions))
         if is_right and trial.ledger.frames:
             return Attribution(replace(_make_culprit(parted), necessary=True, confidence="high"))
         if is_right:  # dynamo could not break the graph there, and left the whole frame to eager mode
             alone.append(parted)
     seen = [parted for parted in partings if parted.kind != "setting"]
     if not alone and seen:
-        whole = InstructionLeftOut((seen[0].instruction, *seen[0].others), whole=True)
+        whole = InstructionLeftOut(seen[0].instructions, whole=True)
         alone = seen[:1] if ablator.attempt_under(whole)[1] else []
     if alone:
         # Eager mode with the whole frame is right whatever is at fault in it: what was seen to part says more.
@@ -66,12 +66,13 @@ def _find_partings(ablator: Ablator) -> list[PartedInstruction]:
     # call may also part for what an earlier one has left undone.
     sums = not ablator.experiments.runs.draws
     calls = run_calls_eagerly(ablator.experiments, record_instructions)
-    if len(captured) == 1:
+    # Several graphs are of later calls where there are any, else behind graph breaks of the first.
+    of_later = len(captured) > 1 and len(calls) > 1
+    if not of_later:
         trace.tensors.replay(captured, sums=sums)
     first = [parted for eager in calls[:1] for parted in find_partings(eager, trace, raised)]
-    if len(captured) > 1:  # of a later call, or behind a graph break
+    if of_later:
         trace.tensors.replay(captured, sums=sums)
-        first = first if len(calls) > 1 else [part for eager in calls for part in find_partings(eager, trace, raised)]
     later = [parted for eager in reversed(calls[1:]) for parted in find_partings(eager, trace, raised)]
     # What requires a gradient hangs on what was set.
     if first and first[0].kind != "gradient":

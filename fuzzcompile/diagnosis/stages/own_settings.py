@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from fuzzcompile.compiler.compile_changes import CompileChange, DynamoSettings, InductorSettings, TracingSettings
+from fuzzcompile.compiler.compile_changes import (
+    SETTINGS,
+    CompileChange,
+    DynamoSettings,
+    InductorSettings,
+    TracingSettings,
+)
 from fuzzcompile.compiler.torch_config import MISSING, get_setting
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit
 from fuzzcompile.model.facts import facts
@@ -14,6 +20,8 @@ from fuzzcompile.model.stages import DYNAMO, FUNCTIONALIZATION
 from fuzzcompile.run.case import CompileSettings
 
 _MOST = 6
+# The stage that heeds a config; of Inductor's entries, each has its own.
+_STAGES = {TracingSettings.config: FUNCTIONALIZATION, DynamoSettings.config: DYNAMO}
 
 
 class _OwnSetting(NamedTuple):
@@ -39,14 +47,9 @@ def prove_own_setting(ablator: Ablator) -> Attribution | None:
 def _iter_settings(settings: CompileSettings) -> Iterator[_OwnSetting]:
     """The settings that are not as torch has them, by the stage that heeds them."""
     stages = {key: stage for stage, keys in facts().settings.listed.items() for key in keys}
-    for key in _list_changed(settings.own_config, "inductor"):
-        if key in stages:
-            yield _OwnSetting(stages[key], key, InductorSettings({key: get_setting(key)}))
-    for key in _list_changed(settings.functorch, "functorch"):
-        yield _OwnSetting(FUNCTIONALIZATION, key, TracingSettings({key: get_setting(key, "functorch")}))
-    for key in _list_changed(settings.dynamo, "dynamo"):
-        yield _OwnSetting(DYNAMO, key, DynamoSettings({key: get_setting(key, "dynamo")}))
-
-
-def _list_changed(entries: Mapping[str, object], config: str) -> list[str]:
-    return [key for key, value in entries.items() if get_setting(key, config) not in (value, MISSING)]
+    entries = {**settings.config_patches, InductorSettings.config: settings.own_config}
+    for config, changes in SETTINGS.items():
+        for key, value in entries.get(config, {}).items():
+            stage, default = _STAGES.get(config) or stages.get(key), get_setting(key, config)
+            if stage is not None and default not in (value, MISSING):
+                yield _OwnSetting(stage, key, changes({key: default}))

@@ -26,11 +26,16 @@ def _make_new_list(original: Any) -> Any:
     return lambda self, tx, other: self.sq_concat_impl(tx, other)
 
 
-def _pop_last(original: Any) -> Any:
-    def call(self: Any, tx: Any, name: str, arguments: Any, options: Any) -> Any:
-        return original(self, tx, name, [] if name == "pop" else arguments, options)
+def _calling(change: Callable[[str, Any], tuple[str, Any]]) -> Callable[[Any], Any]:
+    """A method of a container is called by another name, or with other arguments."""
 
-    return call
+    def plant(original: Any) -> Any:
+        def call(self: Any, tx: Any, name: str, arguments: Any, options: Any) -> Any:
+            return original(self, tx, *change(name, arguments), options)
+
+        return call
+
+    return plant
 
 
 def _ask_bounds(original: Any) -> Any:
@@ -68,13 +73,6 @@ def _deny_remainders(original: Any) -> Any:
     return evaluate
 
 
-def _append_behind(original: Any) -> Any:
-    def call(self: Any, tx: Any, name: str, arguments: Any, options: Any) -> Any:
-        return original(self, tx, "append" if name == "appendleft" else name, arguments, options)
-
-    return call
-
-
 def _keep_keywords(original: Any) -> Any:
     def call(self: Any, tx: Any, arguments: Any, given: Any) -> Any:
         return original(self, tx, arguments, {name: each for name, each in given.items() if name not in self.keywords})
@@ -104,7 +102,7 @@ PLANTS = {
         ("sizes = [1, 2]", "known = sizes", "sizes += [3]"), "x * len(known)", "list += list",
     ),
     "an element from the other end": Plant(
-        lists.ListVariable, "call_method", _pop_last,
+        lists.ListVariable, "call_method", _calling(lambda name, given: (name, [] if name == "pop" else given)),
         ("order = [2, 5, 3]", "first = order.pop(0)"), "x * first", "pop(int)",
     ),
     "a range asked as if it were its bounds, behind a local of a closure": Plant(
@@ -130,7 +128,8 @@ PLANTS = {
     ),
     # Tensors that are right by themselves, in another order, and what gives another one.
     "a queue filled from the other end": Plant(
-        lists.DequeVariable, "call_method", _append_behind,
+        lists.DequeVariable, "call_method",
+        _calling(lambda name, given: ("append" if name == "appendleft" else name, given)),
         ("last = collections.deque([x.sin()], maxlen=2)", "last.appendleft(x.cos())"), "last[0] - 2 * last[1]",
         "appendleft(Tensor)",
     ),

@@ -46,7 +46,6 @@ OTHER_MEANINGS = {
     "report/github_search.py": {"dynamo", "functionalization", "decomposition"},
     "run/case.py": {"dynamo"},  # the key of the settings
     "diagnosis/decision.py": {"freezing"},  # the entry
-    "diagnosis/stages/own_settings.py": {"dynamo"},  # the key of the settings
     "diagnosis/stages/stage_table.py": {"freezing"},  # the entry
     "diagnosis/wrong_side.py": {"decomposition"},  # what speaks against a kernel
 }
