@@ -107,6 +107,20 @@ def find_undifferentiated(snapshot: Snapshot, inputs: Sequence[object]) -> Itera
             yield f"input {index} requires gradients and is written to"
 
 
+def find_joined_outputs(snapshot: Snapshot, inputs: Sequence[object]) -> Iterator[tuple[int, int]]:
+    """Yield pairs of outputs of a graph: autograd reaches the second from the first, as eager mode runs it."""
+    # A differentiated graph is one function of autograd, from whose outputs only its inputs are reached.
+    with torch.enable_grad(), leave_transforms():
+        outputs = pytree.tree_leaves(GraphReplayer(snapshot).run(*_give(inputs)))
+    made = {each.grad_fn: index for index, each in enumerate(outputs) if getattr(each, "grad_fn", None) is not None}
+    for number in made.values():
+        seen, left = set[object](), [outputs[number].grad_fn]
+        while left:
+            following = {each for each, _ in left.pop().next_functions if each is not None} - seen
+            yield from ((number, made[each]) for each in following if each in made)
+            seen, left = seen | following, [*left, *following]
+
+
 def _give(inputs: Sequence[object]) -> list[Any]:
     """Copies of inputs, those that require gradients no leaves, to which nothing may write in place."""
     copies = copy_tree(list(inputs))

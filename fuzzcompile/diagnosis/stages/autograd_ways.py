@@ -37,7 +37,7 @@ from fuzzcompile.diagnosis.stages import ways
 from fuzzcompile.diagnosis.stages.ways import Found, prove_at_call
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
-from fuzzcompile.model.stages import FUNCTIONALIZATION, JOINT_GRAPH, PRE_GRAD
+from fuzzcompile.model.stages import DECOMPOSITION, FUNCTIONALIZATION, JOINT_GRAPH, PRE_GRAD, find_file_stage
 from fuzzcompile.model.thresholds import OTHER_NUMBERS, SEMANTIC_STEP
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run.code_files import get_module_file
@@ -121,16 +121,30 @@ _TRACED_BY = "torch/_functorch/_aot_autograd/"
 
 
 def _find_raising(divergence: Divergence) -> Iterator[Found]:
-    """The function that raises, at each of the writes of the program."""
+    """The function that raises, at each of the writes of the program: AOTAutograd's, or what stands in for a write."""
     failure = divergence.trial.observation.failure
-    raised = failure.raised if failure is not None else ()
-    named = (frame for frame in raised if frame[0].startswith(_TRACED_BY) and not frame[2].startswith("<"))
-    file, line, function = next(named, (None, None, None))
+    raised = [frame for frame in failure.raised if not frame[2].startswith("<")] if failure is not None else []
+    named = (frame for frame in raised if frame[0].startswith(_TRACED_BY))
+    computing = (frame for frame in raised if find_file_stage(frame[0]) == DECOMPOSITION)
+    file, line, function = next(named, next(computing, (None, None, None)))
     if file is None or function is None:
         return
     culprit = Culprit(FUNCTIONALIZATION, None, function, function, source=file, line=line, details={"kind": "raised"})
     for captured in ways.iter_captured(divergence.trial.ledger):
         yield from map(Found, _place_at_writes(culprit, captured))
+
+
+def _find_joined(divergence: Divergence) -> Iterator[Found]:
+    """Outputs of dynamo's graph from which autograd reaches others, as it does not where the graph is one function."""
+    for captured in ways.iter_captured(divergence.trial.ledger):
+        snapshot = captured.record.snapshots[-1]
+        for later, earlier in aot_autograd.find_joined_outputs(snapshot, captured.inputs):
+            node, shown = snapshot.results[earlier], f"autograd reaches output {earlier} from output {later}"
+            culprit = Culprit(FUNCTIONALIZATION, None, "joined outputs", "differentiation", (node.name,))
+            place = find_definition(facts().aot_autograd.differentiation)
+            details: DetailsJson = {"kind": "analysis", "a run shows": [shown]}
+            culprit = replace(culprit, source=place[0], line=place[1], site=find_location([node]), details=details)
+            yield Found(culprit)
 
 
 def _find_effects_alone(divergence: Divergence) -> Iterator[Found]:
@@ -368,11 +382,18 @@ def _is_hollow(node: fx.Node, run: NodeRun, hollow: Collection[fx.Node]) -> bool
     return bool(called) and all(map(is_view, called)) and bool(node.args) and node.args[0] in hollow
 
 
+def _raises_behind(divergence: Divergence) -> bool:
+    """Whether the program raises, and nothing of the compiler's does: it got something from which it cannot go on."""
+    failure = divergence.trial.observation.failure
+    return failure is not None and not failure.raised
+
+
 _ANALYSIS = ways.Way("AOTAutograd's analysis, and a run", _find_contradictions, prove_at_call, most=3)
 AOT_AUTOGRAD = (
     ways.Way("outputs that are views", _find_regenerated, _prove_alone, shows=lambda seen: True),
     replace(_ANALYSIS, shows=attrgetter("trial.observation.failure")),  # may be why it raises
     ways.Way("what AOTAutograd raises", _find_raising, prove_at_call, attrgetter("trial.observation.failure"), most=3),
+    ways.Way("outputs from which autograd reaches others", _find_joined, prove_at_call, _raises_behind),
     ways.Way("random calls of a program, and of its operators", _find_lost_draws, prove_at_call),
     ways.Way("tangents, and their copies", _find_tangents, ways.prove_without),
     ways.Way("dynamo's graph, and the same without in-place writes", _compare_functional, prove_at_call),

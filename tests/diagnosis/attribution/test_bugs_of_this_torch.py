@@ -307,6 +307,34 @@ def make():
 """
 
 
+BEYOND_ITS_ARGUMENT = """
+import torch
+
+def program(a):
+    d = a.as_strided((2, 3), (1, 2))
+    d.mul_(7)
+    return d
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(7).as_strided((4,), (2,)),)
+"""
+SLOPE_INSIDE = """
+import torch
+
+BACKWARD = True
+
+def program(x):
+    height = torch.cos(x)
+    (slope,) = torch.autograd.grad(height.exp().sum(), height)
+    return x * 2
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(1, 2, 2, requires_grad=True),)
+"""
+
+
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what AOTAutograd raises hangs on the torch")
 @pytest.mark.parametrize(
     ("source", "named"),
@@ -319,8 +347,10 @@ def make():
         (WRITTEN_BACK_IN_FLOATS, "apply_in_graph_mutations"),
         (GIVEN_MEMORY, "run_functionalized_fw_and_collect_metadata"),
         (LISTED, "aten.unfold.default"),
+        (BEYOND_ITS_ARGUMENT, "_as_strided_scatter_meta"),
+        (SLOPE_INSIDE, "joined outputs"),
     ],
-    ids=["by strides", "view", "another view", "behind a fill", "written back", "in floats", "given memory", "list"],
+    ids="by_strides view another_view behind_a_fill written_back in_floats given_memory list beyond slope".split(),
 )
 def test_a_function_of_aot_autograd_is_named(source: str, named: str, write_case: Callable[..., Path]):
     report = triage(load_case(write_case(source)), torch.device("cpu")).to_json()
