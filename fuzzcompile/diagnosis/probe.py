@@ -39,7 +39,7 @@ _NEEDS_CODE = (Verdict.CRASH, Verdict.TIMEOUT, Verdict.NONDETERMINISTIC)
 # The part of an error's message that says which error it is: sizes and names come later.
 _MESSAGE = 60
 # What is found of a value whose elements are right.
-_RIGHT_VALUES = ("same", "close", "stride", "alias")
+_RIGHT_VALUES = ("same", "close", "stride", "requires_grad", "alias")
 # How long the operators of a candidate are compared, which is small most of the time.
 _SECONDS = 10.0
 

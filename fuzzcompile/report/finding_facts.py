@@ -15,7 +15,7 @@ from fuzzcompile.model.culprit_contract import CulpritJson, read_details
 from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.model.severity import rate_severity
-from fuzzcompile.model.verdicts import AGREEING, Verdict
+from fuzzcompile.model.verdicts import AGREEING, FORMS, Verdict
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.machines import Machines
@@ -73,7 +73,7 @@ def _parsed(source: str | None) -> list[ast.stmt]:
 
 
 # What the judge says of an output in which no error was measured.
-_UNMEASURED = ("dtype", "shape", "stride", "alias", "missing", "integer")
+_UNMEASURED = (*FORMS, "alias", "missing", "integer")
 
 
 @dataclass

@@ -10,7 +10,7 @@ from fuzzcompile.model.contract import EAGER, OutputJson, ReportJson, read_targe
 from fuzzcompile.model.culprit_contract import CulpritJson, read_details
 from fuzzcompile.model.privacy import fold_lines, scrub
 from fuzzcompile.model.stages import BY_NAME, CODEGEN, DISPATCHER_LABEL, DYNAMO, INDUCTOR_LABEL
-from fuzzcompile.model.verdicts import VALUES, Verdict
+from fuzzcompile.model.verdicts import FORMS, VALUES, Verdict
 from fuzzcompile.report.circumstances import WORDS, several
 from fuzzcompile.report.finding_facts import IssueFacts
 
@@ -341,8 +341,7 @@ def proof(facts: IssueFacts) -> str:
 
 
 _MAX_ROWS = 12
-_LAYOUTS = ("dtype", "shape", "stride")
-_METADATA = (*_LAYOUTS, "alias", "missing", "integer")
+_METADATA = (*FORMS, "alias", "missing", "integer")
 NOTHING = "–"
 ERRORS = ("max_abs_error_eager", "max_abs_error_compiled", "error_ratio", "noise_floor")
 
@@ -353,7 +352,7 @@ def error_rows(facts: IssueFacts) -> tuple[list[dict[str, str]], int]:
     for entry in [*wrong, *(output for output in facts.outputs if output not in wrong)][:_MAX_ROWS]:
         # Where dtype, shape or presence differ, no distance was measured; of another layout it says nothing.
         finding = entry.get("finding")
-        bare = finding in _LAYOUTS or (finding in _METADATA and not entry.get("max_abs_error_compiled"))
+        bare = finding in FORMS or (finding in _METADATA and not entry.get("max_abs_error_compiled"))
         row = {key: NOTHING if bare else format_entry(entry, key) for key in ERRORS}
         within = None if bare else entry.get("within_default_tolerance")
         row["tolerance"] = NOTHING if within is None else "pass" if within else "fail"

@@ -13,7 +13,7 @@ from fuzzcompile.model.contract import EAGER, OutputJson, PromiseJson, ReportJso
 from fuzzcompile.model.culprit_contract import CulpritJson, read_details
 from fuzzcompile.model.custom import is_custom
 from fuzzcompile.model.hints import CommandSubject
-from fuzzcompile.model.verdicts import HARMLESS
+from fuzzcompile.model.verdicts import FORMS, HARMLESS
 from fuzzcompile.report.circumstances import WORDS, advice_for, circumstances, meaning_for, several
 from fuzzcompile.report.proof import (
     NEEDED,
@@ -112,7 +112,7 @@ _ROWS = 12  # wrong outputs shown
 _CLOSE = ("close", "wild")  # by rounding, or without a digit in eager either
 _FEW = 3  # outputs shown that differ by rounding, and outputs whose values are shown
 # What differs is not a value: the table has no numbers for these.
-_NO_VALUES = ("dtype", "shape", "stride", "missing", "alias")
+_NO_VALUES = (*FORMS, "missing", "alias")
 # Bugs of something else than values: rounding beside them says nothing.
 _NOT_OF_VALUES = ("metadata", "aliasing", "compile_error", "runtime_error", "accepts_invalid", "crash", "timeout")
 _AS_FAR = 1.05  # ratio of errors below which compiled counts as no farther than eager
@@ -298,7 +298,7 @@ def _figure(output: OutputJson, key: str) -> str:
 def _places(outputs: Sequence[OutputJson]) -> Iterator[str]:
     for output in outputs[:_FEW]:
         if output.get("detail"):
-            kind = f"{output['finding']}: " if output["finding"] in ("dtype", "shape", "stride") else ""
+            kind = f"{output['finding']}: " if output["finding"] in FORMS else ""
             yield f"{output['name']}: {kind}{output['detail']}"
         elif output.get("where") is not None:
             index, at = ", ".join(map(str, output["where"] or ())), dict(output["at"] or {})

@@ -271,6 +271,9 @@ def _wrong_values(facts: IssueFacts) -> Effect:
     return Effect(f"returns {'NaN' if 'nan' in what else what or 'NaN or infinity'}", ", where eager is finite")
 
 
+_FORMS = {"dtype": "", "shape": "shape ", "requires_grad": "a tensor with requires_grad="}
+
+
 def _metadata(facts: IssueFacts) -> Effect:
     if facts.severity is Severity.RAISING_LAYOUT:
         return Effect("returns a non-contiguous tensor", ", so `.view()` raises")
@@ -278,8 +281,8 @@ def _metadata(facts: IssueFacts) -> Effect:
         return Effect("returns a tensor with other strides", " than in eager")
     for entry in facts.wrong:
         values = find_pair(entry)
-        if entry.get("finding") in ("dtype", "shape") and values:
-            what = "" if entry["finding"] == "dtype" else "shape "
+        what = _FORMS.get(str(entry.get("finding")))
+        if what is not None and values:
             return Effect(f"returns {what}{values.compiled}", f" instead of {values.eager}")
     return Effect("returns another dtype or shape", " than in eager")
 

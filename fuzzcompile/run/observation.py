@@ -80,9 +80,9 @@ class Value:
 
     ``aliases`` are the inputs, parameters, buffers and earlier outputs that share memory with it: a write into one
     changes the other. (Whether an output *is* an input object is not kept: all that adds are autograd's metadata, which
-    gradients show.) ``form`` is what a tensor stands for if the program returned something else: a sparse layout, a
-    NumPy array, a class of its own. ``precision`` is, for a Python ``float`` or ``complex``, the dtype of the tensors
-    it was computed from.
+    gradients and ``requires_grad`` show.) ``form`` is what a tensor stands for if the program returned something else:
+    a sparse layout, a NumPy array, a class of its own. ``precision`` is, for a Python ``float`` or ``complex``, the
+    dtype of the tensors it was computed from.
     """
 
     name: str
@@ -91,6 +91,7 @@ class Value:
     stride: tuple[int, ...] = ()
     aliases: tuple[str, ...] = ()
     form: str = ""
+    requires_grad: bool = False
     precision: torch.dtype | None = None
 
     @property
@@ -242,7 +243,8 @@ def _observe_output(name: str, leaf: object, aliases: tuple[str, ...], precision
     if not isinstance(leaf, torch.Tensor):
         return replace(_observe_plain(name, leaf, precision), aliases=aliases)
     form = _name_class(leaf) if leaf.layout == torch.strided else str(leaf.layout)
-    return Value(name, _copy_dense(leaf), "output", list_significant_strides(leaf), aliases, form)
+    strides, dense = list_significant_strides(leaf), _copy_dense(leaf)
+    return Value(name, dense, "output", strides, aliases, form, requires_grad=leaf.requires_grad)
 
 
 def _name_class(tensor: torch.Tensor) -> str:

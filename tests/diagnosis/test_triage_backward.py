@@ -30,6 +30,18 @@ def make():
     torch.manual_seed(0)
     return program, (torch.randn(3, 4, requires_grad=True),)
 """
+DETACHED = """
+import torch
+
+BACKWARD = True
+
+def program(x):
+    return x * 2, torch.exp(x.detach())
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(3, 4, requires_grad=True),)
+"""
 RIGHT = OVERWRITTEN.replace("y += 1", "y = y + 1")
 
 
@@ -56,3 +68,16 @@ def test_the_error_of_a_backward(source: str, plant: Callable, verdict: str, wri
         report = triage(load_case(write_case(source)), torch.device("cpu"))
     assert str(report.verdict) == verdict
     assert ("in backward" in report.detail) is (verdict == "invalid")
+
+
+def test_an_output_that_requires_gradients_when_compiled_alone_is_told(
+    monkeypatch: pytest.MonkeyPatch, write_case: Callable[..., Path]
+):
+    case = load_case(write_case(DETACHED))
+    assert str(triage(case, torch.device("cpu")).verdict) in ("equal", "rounding")
+    monkeypatch.setattr(torch.autograd.function.FunctionCtx, "mark_non_differentiable", lambda *values: None)
+    report = triage(case, torch.device("cpu")).to_json()
+    (wrong,) = [output for output in report["evidence"]["outputs"] if output["finding"] == "requires_grad"]
+    assert (report["verdict"], wrong["name"]) == ("metadata", "out1")
+    assert "eager False" in wrong["detail"] and "compiled True" in wrong["detail"]
+    assert report["culprit"]["rewrite"] == "AOTDispatchAutograd.post_compile" and report["confidence"] == "low"

@@ -12,7 +12,7 @@ from fuzzcompile.model.evidence import ONLY_EAGER, AliasDifference, EagerRefusal
 from fuzzcompile.model.signatures import normalise_message
 from fuzzcompile.model.stages import DECOMPOSITION, DYNAMO, FAKE_TENSOR, find_file_stage
 from fuzzcompile.model.thresholds import ROUNDING_FACTOR, VANISHING
-from fuzzcompile.model.verdicts import AGREEING, Comparison, Finding, Verdict
+from fuzzcompile.model.verdicts import AGREEING, FORMS, Comparison, Finding, Verdict
 from fuzzcompile.run import metrics
 from fuzzcompile.run.observation import Failure, Observation, Value, drop_effects
 
@@ -54,6 +54,8 @@ def compare(
             return _differ_in("dtype", eager, expected.dtype, actual.dtype)
         if eager.form != compiled.form:
             return _differ_in("dtype", eager, eager.form or "Tensor", compiled.form or "Tensor")
+        if eager.requires_grad != compiled.requires_grad:
+            return _differ_in("requires_grad", eager, eager.requires_grad, compiled.requires_grad)
         comparison = _with_aliases(comparison, eager, compiled)
         if comparison.finding != "alias" and eager.kind == "output" and eager.stride != compiled.stride:
             raises = _is_contiguous(expected.shape, eager.stride) and not _is_flat(actual.shape, compiled.stride)
@@ -220,8 +222,8 @@ class Judgement:
 
 
 _SEVERITY = {
-    "same": 0, "close": 1, "wild": 2, "stride": 3, "dtype": 4, "alias": 5, "shape": 6, "far": 7, "missing": 8,
-    "integer": 9, "nonfinite": 10,
+    "same": 0, "close": 1, "wild": 2, "stride": 3, "requires_grad": 4, "dtype": 5, "alias": 6, "shape": 7, "far": 8,
+    "missing": 9, "integer": 10, "nonfinite": 11,
 }  # fmt: skip
 
 
@@ -364,7 +366,7 @@ def _choose_verdict(comparisons: Sequence[Comparison], runs: Observations) -> Ve
         return Verdict.WRONG_GRADIENT
     if "alias" in findings or any(c.finding == "missing" and c.kind == "mutation" for c in comparisons):
         return Verdict.ALIASING
-    if "missing" in findings or findings & {"dtype", "shape", "stride"}:
+    if "missing" in findings or findings.intersection(FORMS):
         return Verdict.METADATA
     return Verdict.UNSTABLE if "wild" in findings else Verdict.ROUNDING
 

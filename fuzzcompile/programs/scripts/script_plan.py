@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fuzzcompile.model.contract import OutputJson, ReportJson, find_broken_promise
 from fuzzcompile.model.evidence import RANDOM_STATE, AliasDifference, LeafName, ObservableName
-from fuzzcompile.model.verdicts import AGREEING, Verdict
+from fuzzcompile.model.verdicts import AGREEING, FORMS, Verdict
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run import metrics, runs
 from fuzzcompile.run.case import Case
@@ -446,7 +446,7 @@ _FORMS: dict[str, Form] = {
     Verdict.CRASH: "process",
     Verdict.TIMEOUT: "process",
 }
-_PROPERTY = {"dtype": "dtype", "shape": "shape", "stride": "strides"}
+_PROPERTY: dict[str, str] = {**{finding: finding for finding in FORMS}, "stride": "strides"}
 # Most characters in a list of observables.
 _NAMES_WIDTH = 80
 # Gradients this much smaller than the largest are zero by symmetry: nothing but rounding is in them.

@@ -350,7 +350,7 @@ def make():
         (BEYOND_ITS_ARGUMENT, "_as_strided_scatter_meta"),
         (SLOPE_INSIDE, "joined outputs"),
     ],
-    ids=["strides", "view", "other view", "fill", "written back", "in floats", "given memory", "list", "beyond", "slope"],
+    ids=["strides", "view", "other view", "fill", "written back", "in floats", "given memory", "list", "beyond", "by"],
 )
 def test_a_function_of_aot_autograd_is_named(source: str, named: str, write_case: Callable[..., Path]):
     report = triage(load_case(write_case(source)), torch.device("cpu")).to_json()

@@ -119,6 +119,7 @@ FORMS = {
     "alias lost": (DROPOUT_AND_INPUT, alias(out0=LOST)),
     "mended alias": (program("return x.t()", "(torch.randn(2, 3),)"), alias(out0=LOST)),
     "mended gradient": (TRAINED, report("wrong_gradient", LINE)),
+    "mended mark": (TRAINED, report("metadata", ("out0", "requires_grad"))),
 }
 # Runs scripts one after the other in one process, and prints how each ended and what it said.
 RUNS_SCRIPTS = """
@@ -176,7 +177,7 @@ def test_known_bugs_are_shown_without_fuzzcompile(name, said, run_alone):
     assert said in output and "torch 2." in output and "\nBUG: " in output
 
 
-@pytest.mark.parametrize("name", ["mended gradient", "mended alias"])
+@pytest.mark.parametrize("name", ["mended gradient", "mended alias", "mended mark"])
 def test_a_program_without_the_bug_exits_0(name, run_alone):
     status, output = run_alone[name]
     assert status == 0 and "\nOK: " in output and "BUG: " not in output

@@ -14,6 +14,7 @@ STRIDE = output(finding="stride", detail="eager (4, 2, 1), compiled (4, 1, 2)", 
 OTHER_STRIDE = output(finding="stride", detail="eager (4, 1, 2), compiled (4, 2, 1)", view_raises=False)
 DTYPE = output(finding="dtype", detail="eager torch.bfloat16, compiled torch.float32")
 SHAPE = output(finding="shape", detail="eager (2, 1), compiled (2,)")
+GRAD = output(finding="requires_grad", detail="eager True, compiled False")
 GAINED = output(finding="alias", detail="eager: out0 is a copy; compiled: shares memory with input0")
 OF_OUTPUT = output(finding="alias", detail="eager: out0 is a copy; compiled: shares memory with out1")
 LOST = output(finding="alias", detail="eager: out0 shares memory with input0; compiled: a copy")
@@ -38,6 +39,7 @@ ZERO = output(finding="far", at={"eager": 2.5, "compiled": 0.0}, max_abs_error_c
         ("metadata", OTHER_STRIDE, "", "returns a tensor with other strides under torch.compile than in eager"),
         ("metadata", DTYPE, "", "returns torch.float32 under torch.compile instead of torch.bfloat16"),
         ("metadata", SHAPE, "", "returns shape (2,) under torch.compile instead of (2, 1)"),
+        ("metadata", GRAD, "", "returns a tensor with requires_grad=False under torch.compile instead of True"),
         ("metadata", None, "eager returns a tuple", "returns another dtype or shape under torch.compile than in eager"),
         ("aliasing", GAINED, "", "shares memory with its input under torch.compile"),
         ("aliasing", OF_OUTPUT, "", "shares memory with another tensor under torch.compile"),
