@@ -76,18 +76,6 @@ def _find_contradictions(divergence: Divergence) -> Iterator[Found]:
             yield from map(Found, _place_at_writes(culprit, captured) or [culprit])
 
 
-def _find_unmarked(divergence: Divergence) -> Iterator[Found]:
-    """What marks outputs for autograd, where they require gradients otherwise than in eager mode."""
-    wrong = [each.name for each in divergence.trial.judgement.comparisons if each.finding == "requires_grad"]
-    analysed = any(frame.analysis for frame in divergence.trial.ledger.frames)
-    place = facts().aot_autograd.autograd_function
-    for name in wrong[:1] if analysed else ():
-        file, line = find_definition(place)
-        details: DetailsJson = {"kind": "gradient", "differs": name}
-        culprit = Culprit(FUNCTIONALIZATION, None, place.partition(":")[2], "differentiation", source=file, line=line)
-        yield Found(replace(culprit, details=details))
-
-
 def _place_at_writes(culprit: Culprit, captured: ways.CapturedGraphs) -> list[Culprit]:
     """The culprit at each call of dynamo's graph that writes to its arguments."""
     snapshot = captured.record.snapshots[-1]
@@ -411,6 +399,5 @@ AOT_AUTOGRAD = (
     ways.Way("dynamo's graph, and the same without in-place writes", _compare_functional, prove_at_call),
     ways.Way("calls in eager mode, and as they are traced", _compare_composites, prove_at_call, most=4),
     _ANALYSIS,
-    ways.Way("outputs that require gradients", _find_unmarked),
     ways.Way("calls for what they do besides", _find_effects_alone, _prove_alone, most=3),
 )

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from fuzzcompile.compiler.compile_changes import InductorSettings, MetadataFromKernel
+from fuzzcompile.compiler.compile_changes import Backend, InductorSettings, MetadataFromKernel
 from fuzzcompile.compiler.functional_run import is_bound_to_capture, run_eagerly
 from fuzzcompile.compiler.graph_replay import (
     ReplayResult,
@@ -27,6 +27,7 @@ from fuzzcompile.compiler.graph_replay import (
     list_random_calls,
     replay_graph,
 )
+from fuzzcompile.compiler.kernels.kernel_loops import find_definition
 from fuzzcompile.compiler.operators.operator_application import find_fake_function, get_hint
 from fuzzcompile.compiler.watch.aot_autograd import (
     describe_partitioner,
@@ -41,9 +42,10 @@ from fuzzcompile.diagnosis.operators.operator_ways import OPERATORS, check_opera
 from fuzzcompile.diagnosis.oracle import rounding
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
 from fuzzcompile.diagnosis.stages import ways
-from fuzzcompile.diagnosis.stages.ways import Found
+from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY, Found
 from fuzzcompile.model import stages
 from fuzzcompile.model.culprit_contract import DetailsJson
+from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DECOMPOSITION, JOINT_GRAPH
 from fuzzcompile.model.thresholds import (
     AMPLIFIED,
@@ -243,6 +245,35 @@ GRAPHS = ways.Way(
     shows=lambda seen: seen.trial.observation.failure is None and seen.verdict is not Verdict.ACCEPTS_INVALID,
     most=None,
 )
+
+
+# What runs around graphs that are right.
+
+
+def prove_runtime(ablator: Ablator) -> Attribution | None:
+    """AOTAutograd's runtime, where its graph means what dynamo's does and compiling without kernels is wrong too.
+
+    Nothing can do without it: confidence is low.
+    """
+    unmarked = any(each.finding == "requires_grad" for each in ablator.trial.judgement.comparisons)
+    crossings = list(_iter_crossings(ablator.trial.ledger)) if ablator.is_of_values or unmarked else []
+    if not crossings or not all(map(_means_the_same, crossings)):
+        return None
+    if ablator.is_repaired_by(Backend("aot_eager"), record=False):
+        return None
+    if not ablator.is_repaired_by(CAPTURE_ONLY, record=False):
+        return None
+    differentiates = unmarked or ablator.verdict is Verdict.WRONG_GRADIENT
+    place = facts().aot_autograd.autograd_function if differentiates else facts().aot_autograd.runtime
+    details: DetailsJson = {"kind": "gradient" if unmarked else "values"}
+    name, (file, line) = place.partition(":")[2], find_definition(place)
+    culprit = Culprit(stages.FUNCTIONALIZATION, None, name, "runtime wrapper", source=file, line=line, details=details)
+    return Attribution(replace(culprit, confidence="low"))
+
+
+def _means_the_same(call: _Crossing) -> bool:
+    pairs = list(call.pair_outputs())
+    return bool(pairs) and all(call.measure(pair) is None for pair in pairs)
 
 
 # The joint graph cut into a forward and a backward graph.

@@ -178,6 +178,7 @@ class AotAutogradFacts(FactTable, frozen=True):
     """Functions of AOTAutograd as ``module:function``, and the entries of configs that decide about them."""
 
     differentiation: str
+    runtime: str
     autograd_function: str
     analysis: str
     alias_copy: SwitchedFunction  # by entries of functorch's config

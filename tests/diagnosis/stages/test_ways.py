@@ -65,9 +65,10 @@ def judge(tmp_path: Path) -> dict[str, object]:
 
 
 @pytest.mark.usefixtures("scaled_behind_the_graph")
-def test_without_the_way_only_the_stage_is_known(tmp_path: Path) -> None:
+def test_without_the_way_what_is_left_is_the_runtime(tmp_path: Path) -> None:
     culprit = judge(tmp_path)
-    assert culprit["stage"] == "functionalization" and culprit["source"] is None
+    assert (culprit["stage"], culprit["rewrite"]) == ("functionalization", "_create_runtime_wrapper")
+    assert culprit["necessary"] is None and culprit["step"] is None
 
 
 @pytest.mark.usefixtures("scaled_behind_the_graph", "added")
