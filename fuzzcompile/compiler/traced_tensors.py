@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fuzzcompile.compiler.graph_replay import replay_graph
 from fuzzcompile.compiler.watch.ledger import Snapshot
+from fuzzcompile.run.tensors import is_plain
 
 # Elements up to which a tensor is summed up.
 _MOST_ELEMENTS = 2**16
@@ -60,7 +61,7 @@ def summarise(tensor: torch.Tensor, *, needs_gradient: bool, sums: bool = True) 
 
 
 def _summarise(tensor: torch.Tensor, *, needs_gradient: bool, sums: bool) -> TensorSummary | None:
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+    if not is_plain(tensor) or tensor.layout is not torch.strided:
         return None
     form = TensorSummary(tensor.dtype, tuple(tensor.shape), needs_gradient)
     if not sums or tensor.numel() > _MOST_ELEMENTS:

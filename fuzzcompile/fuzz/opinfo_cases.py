@@ -23,6 +23,7 @@ from fuzzcompile.model.facts import facts
 from fuzzcompile.model.templates import get_template
 from fuzzcompile.programs.ir.case_source import format_literal
 from fuzzcompile.run.device import seed_everything
+from fuzzcompile.run.tensors import is_plain
 
 
 def list_operators(only: Sequence[str] = ()) -> tuple[OpInfoOperator, ...]:
@@ -258,7 +259,7 @@ def write_tensor(tensor: torch.Tensor, *, seed: int = 0) -> str:
 
     It uses ``strided`` and ``drawn``, functions of the case's template. Floating values are rounded to three digits.
     """
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+    if not is_plain(tensor):
         raise UnusableSample(f"a tensor of class {type(tensor).__name__}")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")

@@ -29,6 +29,7 @@ from fuzzcompile.run.tensors import (
     StorageCopier,
     double_dtype,
     flatten_storage,
+    is_plain,
     list_tensors,
     map_tree,
     measure_storages,
@@ -88,7 +89,7 @@ class Float64Stream:
 
 def is_large(tensor: torch.Tensor) -> bool:
     """Return whether streaming ``tensor`` saves memory: it is a whole, large storage of low-precision values."""
-    if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.dtype not in LOW_FLOATS:
+    if not is_plain(tensor) or tensor.dtype not in LOW_FLOATS:
         return False
     if tensor.layout != torch.strided or tensor.is_nested or tensor.nbytes < LEAST_BYTES:
         return False

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard, TypeVar, cast
 
 import numpy
 import torch
@@ -247,6 +247,11 @@ class StorageCopier:
             return tensor.clone() if self._device in (None, tensor.device) else tensor.to(self._device)
         dtype = double_dtype(tensor.dtype) if self._double else tensor.dtype
         return tensor.to(self._device or tensor.device, dtype, copy=True)
+
+
+def is_plain(value: object) -> TypeGuard[torch.Tensor]:
+    """Return whether a value is a tensor of torch's own class, or a parameter: no subclass that does as it likes."""
+    return type(value) in (torch.Tensor, torch.nn.Parameter)
 
 
 def has_own_class(tensor: torch.Tensor) -> bool:

@@ -24,11 +24,10 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import psutil
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuzzcompile.analyses.watch.step_graphs import Graphs
@@ -36,7 +35,7 @@ from fuzzcompile.analyses.watch.step_records import TRAJECTORY, JobState, WatchS
 from fuzzcompile.analyses.watch.step_values import StepValues
 from fuzzcompile.model.errors import format_message
 from fuzzcompile.run.arithmetic_modes import Float64Mode, UlpNoise
-from fuzzcompile.run.tensors import LOW_FLOATS, StorageCopier
+from fuzzcompile.run.tensors import LOW_FLOATS, StorageCopier, is_plain
 
 # How the runs beside the script differ: eager, in float64, perturbed, captured, followed.
 
@@ -64,7 +63,7 @@ class Mode:
 def _list_leaves() -> list[torch.Tensor]:
     """Every tensor in whose dtype autograd accumulates a gradient; first, all leave memory that the script reads."""
     # By type, not isinstance: a weak proxy may be dead.
-    found = [value for value in gc.get_objects() if type(value) in (torch.Tensor, nn.Parameter)]
+    found: list[Any] = [value for value in gc.get_objects() if is_plain(value)]
     tensors = [tensor for tensor in found if tensor.layout is torch.strided and tensor.device.type == "cpu"]
     for tensor in tensors:
         if tensor.is_shared():

@@ -17,7 +17,7 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from fuzzcompile.run.reference.device_kernels import find_stand_in
-from fuzzcompile.run.tensors import is_higher_order, run_inside
+from fuzzcompile.run.tensors import is_higher_order, is_plain, run_inside
 
 CUDA = torch.device("cuda", 0)
 _DEVICE_NAMES = ("example_value", "val")
@@ -164,7 +164,7 @@ def wrap_conversion(session: object, original: Callable[..., Any]) -> Callable[.
         converter: object, mode: Any, real: torch.Tensor, make_constant: bool = False, *args: Any, **kwargs: Any
     ) -> Any:
         fake = original(converter, mode, real, make_constant, *args, **kwargs)
-        plain = type(real) in (torch.Tensor, torch.nn.Parameter)
+        plain = is_plain(real)
         if make_constant or hasattr(real, STAYS) or fake.device.type != "cpu" or not plain:
             return fake
         if not hasattr(fake, _MOVED_CONSTANTS):

@@ -21,7 +21,7 @@ from fuzzcompile.compiler.watch.rule_labels import find_source
 from fuzzcompile.compiler.watch.torch_patch import Function
 from fuzzcompile.model.facts import facts
 from fuzzcompile.run.metrics import have_same_values
-from fuzzcompile.run.tensors import copy_tree, share_storage
+from fuzzcompile.run.tensors import copy_tree, is_plain, share_storage
 from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
 FUNCTION = facts().aot_autograd.analysis.partition(":")[2]
@@ -30,8 +30,7 @@ _MAKER = facts().aot_autograd.alias_copy.function
 
 def _give_computed(session: object, original: Function) -> Function:
     def give(base: object, computed: object, *args: object, **named: object) -> object:
-        is_real = isinstance(computed, torch.Tensor) and type(computed) in (torch.Tensor, torch.nn.Parameter)
-        return computed if is_real else original(base, computed, *args, **named)
+        return computed if is_plain(computed) else original(base, computed, *args, **named)
 
     return give
 

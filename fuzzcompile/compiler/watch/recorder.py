@@ -35,7 +35,7 @@ from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import JOINT_GRAPH, PARTITION, RUNTIME
-from fuzzcompile.run.tensors import KnownCopies, copy_tree, measure_storages
+from fuzzcompile.run.tensors import KnownCopies, copy_tree, is_plain, measure_storages
 
 if TYPE_CHECKING:
     from torch._inductor.pattern_matcher import Match
@@ -390,11 +390,7 @@ class Recorder:
 
         Fake tensors, and those that are prepacked for a library, have no values in a storage and stay as they are.
         """
-        plain = {
-            name: value
-            for name, value in attributes.items()
-            if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided
-        }
+        plain = {name: value for name, value in attributes.items() if is_plain(value) and value.layout == torch.strided}
         with _disable_current_modes():
             return {**attributes, **copy_tree(plain, known=self._known)}
 

@@ -15,6 +15,7 @@ from torch import fx, nn
 
 from fuzzcompile.model.errors import FuzzcompileError
 from fuzzcompile.programs.ir.program import TAKEN, Form, Input, Program, Ref, Statement, make_input_name, map_leaves
+from fuzzcompile.run.tensors import is_plain
 
 # ATen operators in public torch code: ``aten.mul.Tensor`` is ``*``, ``aten.view.default`` a method.
 
@@ -183,7 +184,7 @@ class _Translation:
             if node in self.sizes:
                 self.waiting.setdefault(self.sizes[node][0], []).append(node)
             return
-        if type(value) not in (torch.Tensor, nn.Parameter) or value.layout != torch.strided or value.is_quantized:
+        if not is_plain(value) or value.layout != torch.strided or value.is_quantized:
             raise Untranslatable(f"input {node.name} is no plain strided tensor")
         name = self._free(make_input_name(str(node.target)))
         self.inputs.append(Input.from_tensor(name, value, parameter=parameter))
