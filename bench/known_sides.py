@@ -125,7 +125,7 @@ def _summarise_group(group: str, count: int, judged: Sequence[KnownSide]) -> str
 
 # Verdicts that have no side, and why.
 VALUELESS = {
-    "metadata": "the layout, dtype or shape is not eager's: no values part",
+    "metadata": "the layout, dtype, shape or requires_grad is not eager's: no values part",
     "aliasing": "memory is shared or written otherwise than in eager: no values part",
     "compile_error": "an error of the compiler: no values",
     "runtime_error": "an error of the compiled program: no values",

@@ -42,7 +42,7 @@ class OutputJson(TypedDict, total=False):
     # ``gradient of`` for gradients, and followed by ``after the call`` for the state that a call left
     name: str
     # ``same``, ``close`` (by rounding), ``wild`` (eager itself has no correct digits), ``far`` (further than rounding
-    # explains), ``nonfinite``, ``integer``, ``dtype``, ``shape``, ``stride``, ``alias``, ``missing``
+    # explains), ``nonfinite``, ``integer``, ``dtype``, ``shape``, ``stride``, ``requires_grad``, ``alias``, ``missing``
     finding: str
     max_abs_error_eager: float | None  # the largest error
     max_abs_error_compiled: float | None

@@ -59,15 +59,16 @@ def parse_fingerprint(signature: str) -> str | None:
 
 
 # What is the matter with a result, where one place in the compiler is one bug whatever change of the program avoids it.
-SHARING, LAYOUT, DTYPE, OVERLAP = "sharing", "layout", "dtype", "overlap"
+SHARING, LAYOUT, DTYPE, MARK, OVERLAP = "sharing", "layout", "dtype", "requires_grad", "overlap"
 LOST, MADE = "nonfinite lost", "nonfinite made"
 
 
 def find_symptom(verdict: str, outputs: Iterable[OutputJson], details: DetailsJson) -> str | None:
     """The fingerprint of a bug that its symptom settles; None where the cause has to be found.
 
-    Memory that is shared otherwise, results of other strides or another dtype, and NaN or infinity lost or made among
-    elements that are right: a place that does so is at fault once, and several changes of a program keep it from doing
+    Memory that is shared otherwise, results of other strides, another dtype or ``requires_grad``, and NaN or infinity
+    lost or made among elements that are right: a place that does so is at fault once, and several changes of a program
+    keep it from doing
     so. ``details`` are the culprit's: where a rewrite moves no value and has results share memory, a later write makes
     values wrong, and where a view is at fault that an analysis overlooked, or through which was written, a copy
     anywhere makes them right. A rewrite whose results overlap in memory is one bug, and so is an output that is made
@@ -85,7 +86,7 @@ def find_symptom(verdict: str, outputs: Iterable[OutputJson], details: DetailsJs
     wrong = [output for output in outputs if output.get("finding") not in (None, *AGREEING)]
     findings = {output.get("finding") for output in wrong}
     if verdict == Verdict.METADATA and len(findings) == 1:
-        return {"stride": LAYOUT, "dtype": DTYPE}.get(findings.pop() or "")
+        return {"stride": LAYOUT, "dtype": DTYPE, "requires_grad": MARK}.get(findings.pop() or "")
     if verdict != Verdict.NONFINITE or findings != {"nonfinite"} or not all(map(_is_right_elsewhere, wrong)):
         return None
     worst = [output.get("at") or {} for output in wrong]

@@ -81,3 +81,10 @@ def test_an_output_that_requires_gradients_when_compiled_alone_is_told(
     assert (report["verdict"], wrong["name"]) == ("metadata", "out1")
     assert "eager False" in wrong["detail"] and "compiled True" in wrong["detail"]
     assert report["culprit"]["rewrite"] == "AOTDispatchAutograd.post_compile" and report["confidence"] == "low"
+
+
+@pytest.mark.slow
+def test_a_package_that_computes_no_gradients_owes_none(write_case: Callable[..., Path]):
+    source = DETACHED.replace("BACKWARD = True", 'GRAD = "enabled"\nPATH = "aoti"')
+    report = triage(load_case(write_case(source)), torch.device("cpu"))
+    assert str(report.verdict) in ("equal", "rounding")

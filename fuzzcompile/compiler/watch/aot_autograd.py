@@ -108,16 +108,27 @@ def find_undifferentiated(snapshot: Snapshot, inputs: Sequence[object]) -> Itera
 
 def find_joined_outputs(snapshot: Snapshot, inputs: Sequence[object]) -> Iterator[tuple[int, int]]:
     """Yield pairs of outputs of a graph: autograd reaches the second from the first, as eager mode runs it."""
-    # A differentiated graph is one function of autograd, from whose outputs only its inputs are reached.
+    # A differentiated graph is one function of autograd: from its outputs only its inputs are reached, and from views
+    # of outputs, which are made anew, these outputs.
     with torch.enable_grad(), leave_transforms():
-        outputs = pytree.tree_leaves(GraphReplayer(snapshot).run(*_give(inputs)))
-    made = {each.grad_fn: index for index, each in enumerate(outputs) if getattr(each, "grad_fn", None) is not None}
-    for number in made.values():
-        seen, left = set[object](), [outputs[number].grad_fn]
+        given = _give(inputs)
+        outputs = pytree.tree_leaves(GraphReplayer(snapshot).run(*given))
+    inner = [
+        each if isinstance(each, torch.Tensor) and not any(each is one for one in given) else None for each in outputs
+    ]
+    made: dict[tuple[object, int], int] = {}
+    for index, each in enumerate(inner):
+        if each is not None and each.grad_fn is not None:
+            made.setdefault((each.grad_fn, each.output_nr), index)
+    for (function, _), later in made.items():
+        seen, left = set[tuple[object, int]](), [function]
         while left:
-            following = {each for each, _ in left.pop().next_functions if each is not None} - seen
-            yield from ((number, made[each]) for each in following if each in made)
-            seen, left = seen | following, [*left, *following]
+            node: Any = left.pop()
+            following = {edge for edge in node.next_functions if edge[0] is not None} - seen
+            found = [made[edge] for edge in following if edge in made]
+            yield from ((later, earlier) for earlier in found if not share_storage(outputs[later], outputs[earlier]))
+            seen |= following
+            left += [each for each, _ in following]
 
 
 def _give(inputs: Sequence[object]) -> list[Any]:

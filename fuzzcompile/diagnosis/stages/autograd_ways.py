@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.compile_changes import GraphBreak, OutputsAsComputed, TracingSettings
 from fuzzcompile.compiler.functional_run import SEEDS, NodeRun, find_lossy_views, load_functional_tools, run_eagerly
@@ -138,10 +139,14 @@ def _find_joined(divergence: Divergence) -> Iterator[Found]:
     """Outputs of dynamo's graph from which autograd reaches others, as it does not where the graph is one function."""
     for captured in ways.iter_captured(divergence.trial.ledger):
         snapshot = captured.record.snapshots[-1]
-        for later, earlier in aot_autograd.find_joined_outputs(snapshot, captured.inputs):
-            node, shown = snapshot.results[earlier], f"autograd reaches output {earlier} from output {later}"
+        try:
+            joined = list(aot_autograd.find_joined_outputs(snapshot, captured.inputs))
+        except Exception:  # of the program: a graph that does not run by itself shows nothing
+            continue
+        returned, place = pytree.tree_leaves(snapshot.results), find_definition(facts().aot_autograd.differentiation)
+        for later, earlier in joined:
+            node, shown = returned[earlier], f"autograd reaches output {earlier} from output {later}"
             culprit = Culprit(FUNCTIONALIZATION, None, "joined outputs", "differentiation", (node.name,))
-            place = find_definition(facts().aot_autograd.differentiation)
             details: DetailsJson = {"kind": "analysis", "a run shows": [shown]}
             culprit = replace(culprit, source=place[0], line=place[1], site=find_location([node]), details=details)
             yield Found(culprit)
@@ -382,10 +387,9 @@ def _is_hollow(node: fx.Node, run: NodeRun, hollow: Collection[fx.Node]) -> bool
     return bool(called) and all(map(is_view, called)) and bool(node.args) and node.args[0] in hollow
 
 
-def _raises_behind(divergence: Divergence) -> bool:
-    """Whether the program raises, and nothing of the compiler's does: it got something from which it cannot go on."""
+def _misses_a_gradient(divergence: Divergence) -> bool:
     failure = divergence.trial.observation.failure
-    return failure is not None and not failure.raised
+    return failure is not None and facts().errors.not_reached in failure.message
 
 
 _ANALYSIS = ways.Way("AOTAutograd's analysis, and a run", _find_contradictions, prove_at_call, most=3)
@@ -393,7 +397,7 @@ AOT_AUTOGRAD = (
     ways.Way("outputs that are views", _find_regenerated, _prove_alone, shows=lambda seen: True),
     replace(_ANALYSIS, shows=attrgetter("trial.observation.failure")),  # may be why it raises
     ways.Way("what AOTAutograd raises", _find_raising, prove_at_call, attrgetter("trial.observation.failure"), most=3),
-    ways.Way("outputs from which autograd reaches others", _find_joined, prove_at_call, _raises_behind),
+    ways.Way("outputs from which autograd reaches others", _find_joined, prove_at_call, _misses_a_gradient),
     ways.Way("random calls of a program, and of its operators", _find_lost_draws, prove_at_call),
     ways.Way("tangents, and their copies", _find_tangents, ways.prove_without),
     ways.Way("dynamo's graph, and the same without in-place writes", _compare_functional, prove_at_call),

@@ -251,21 +251,22 @@ GRAPHS = ways.Way(
 
 
 def prove_runtime(ablator: Ablator) -> Attribution | None:
-    """AOTAutograd's runtime, where its graph means what dynamo's does and compiling without kernels is wrong too.
+    """AOTAutograd's runtime, where all its graphs mean what dynamo's do and the backend ``aot_eager`` is wrong too.
 
     Nothing can do without it: confidence is low.
     """
-    unmarked = any(each.finding == "requires_grad" for each in ablator.trial.judgement.comparisons)
-    crossings = list(_iter_crossings(ablator.trial.ledger)) if ablator.is_of_values or unmarked else []
-    if not crossings or not all(map(_means_the_same, crossings)):
+    marked = any(each.finding == "requires_grad" for each in ablator.trial.judgement.comparisons)
+    crossings = list(_iter_crossings(ablator.trial.ledger)) if ablator.is_of_values or marked else []
+    captured = [frame for frame in ablator.trial.ledger.frames if frame.find_record(stages.PRE_GRAD) is not None]
+    if not crossings or len(crossings) < len(captured) or not all(map(_means_the_same, crossings)):
         return None
     if ablator.is_repaired_by(Backend("aot_eager"), record=False):
         return None
     if not ablator.is_repaired_by(CAPTURE_ONLY, record=False):
         return None
-    differentiates = unmarked or ablator.verdict is Verdict.WRONG_GRADIENT
+    differentiates = any(call.joint for call in crossings) and (marked or ablator.verdict is Verdict.WRONG_GRADIENT)
     place = facts().aot_autograd.autograd_function if differentiates else facts().aot_autograd.runtime
-    details: DetailsJson = {"kind": "gradient" if unmarked else "values"}
+    details: DetailsJson = {"kind": "gradient" if marked else "values"}
     name, (file, line) = place.partition(":")[2], find_definition(place)
     culprit = Culprit(stages.FUNCTIONALIZATION, None, name, "runtime wrapper", source=file, line=line, details=details)
     return Attribution(replace(culprit, confidence="low"))

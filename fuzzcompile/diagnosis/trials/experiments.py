@@ -78,13 +78,13 @@ class CompiledProgram:
         return runs.observe(self.case, self.program, self.target, describe_failure=self.session.describe_failure)
 
     def with_own_state(self, observation: Observation, eager: Observation) -> Observation:
-        """The run of a package, without the memory that its outputs cannot share with the model; others as they are."""
+        """The run of a package, without what it cannot have of the model: gradients, and its memory; others as is."""
         if find_path(self.session.settings, self.session.how) != AOTI:
             return observation
         adjusted = observation.copy_aliases(eager, self.program.collect_tensors())
         if adjusted != observation:
             self.session.ledger.unseen.note(_COPIED_STATE)
-        return adjusted
+        return adjusted.adjust(eager, lambda value, own: replace(value, requires_grad=own.requires_grad))
 
     def observe_seeds(self, numbers: Sequence[int]) -> Iterator[Observation]:
         """Run it once under each of the seeds ``numbers``, from the state that was kept."""
@@ -97,8 +97,7 @@ def run_compiled(of: CaseRuns, how: Compilation, counts: CompileCounts, *, doubl
     with open_session(of.case.settings, of.limit_to_interpreted(how)) as session:
         counts.compiles += 1
         compiled = CompiledProgram.compile(of, session, double=double)
-        run = compiled.observe()
-        run = run if double else compiled.with_own_state(run, of.eager)
+        run = compiled.with_own_state(compiled.observe(), of.eager)
     return run_compiled(of, how, counts, double=double) if of.refuses_kernels(session.ledger) else run
 
 

@@ -227,6 +227,7 @@ class ErrorFacts(FactTable, frozen=True):
     every_operator: Mapping[str, tuple[str, ...]]
     converting_file: str
     planning: frozenset[str]
+    not_reached: str
 
 
 class DesignedBranch(FactTable, frozen=True):

@@ -139,3 +139,12 @@ def test_a_layout_raises_where_view_ran_and_does_no_more(eager, compiled, raises
     assert (comparison.finding, comparison.view_raises) == ("stride", raises)
     report = {"verdict": "metadata", "evidence": {"outputs": [{"finding": "stride", "view_raises": raises}]}}
     assert rate_severity(report) is (Severity.RAISING_LAYOUT if raises else Severity.LAYOUT)
+
+
+def test_whether_a_value_requires_gradients_is_told_where_its_memory_is_right():
+    x = torch.ones(2)
+    marked, bare = output(x, requires_grad=True), output(x)
+    told = compare(marked, bare, None, ())
+    assert (told.finding, told.detail) == ("requires_grad", "eager True, compiled False")
+    assert compare(bare, bare, None, ()).finding == "same"
+    assert compare(replace(marked, aliases=("input0",)), bare, None, ()).finding == "alias"
