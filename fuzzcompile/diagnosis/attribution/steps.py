@@ -93,18 +93,19 @@ def _cast_as_traced(node: fx.Node, value: Any) -> Any:
 
 
 def _make_stand_in(node: fx.Node, generator: torch.Generator) -> Any:
-    """Standard normal values, zeros for integers (which may be indices) and False, in the recorded layout."""
+    """Standard normal values, zeros for integers (may be indices) and False, in the recorded memory and layout."""
     value = node.meta.get("val", node.meta.get("example_value"))
     if isinstance(value, (int, torch.SymInt)):
         return int(value)
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"no stand-in for {type(value).__name__}")
     shape, stride = [int(size) for size in value.shape], [int(step) for step in value.stride()]
-    made = torch.empty_strided(shape, stride, dtype=value.dtype, device=find_value_device(value.device)).zero_()
+    # All of the memory that it is a view of: the program may read and write more of it than the view holds.
+    length = int(value.untyped_storage().nbytes()) // value.element_size()
+    memory = torch.zeros(length, dtype=value.dtype, device=find_value_device(value.device))
     if value.is_floating_point():  # element by element of memory: an expanded tensor cannot be written to
-        memory = made.as_strided((made.untyped_storage().nbytes() // made.element_size(),), (1,))
-        memory.copy_(torch.randn(len(memory), generator=generator))
-    return made
+        memory.copy_(torch.randn(length, generator=generator))
+    return memory.as_strided(shape, stride, int(value.storage_offset()))
 
 
 def list_placeholders(snapshot: Snapshot) -> list[fx.Node]:

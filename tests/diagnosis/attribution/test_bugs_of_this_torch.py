@@ -319,6 +319,18 @@ def make():
     torch.manual_seed(0)
     return program, (torch.randn(7).as_strided((4,), (2,)),)
 """
+BEYOND_A_PART = """
+import torch
+
+def program(b):
+    d = b.as_strided((2, 3), (1, 2))
+    d.mul_(5)
+    b.add_(2)
+    return b, d
+
+def make():
+    return program, (torch.arange(15).narrow(0, 9, 2),)
+"""
 SLOPE_INSIDE = """
 import torch
 
@@ -348,9 +360,10 @@ def make():
         (GIVEN_MEMORY, "run_functionalized_fw_and_collect_metadata"),
         (LISTED, "aten.unfold.default"),
         (BEYOND_ITS_ARGUMENT, "_as_strided_scatter_meta"),
+        (BEYOND_A_PART, "_as_strided_scatter_meta"),
         (SLOPE_INSIDE, "joined outputs"),
     ],
-    ids=["strides", "view", "other view", "fill", "written back", "in floats", "given memory", "list", "beyond", "by"],
+    ids=["strides", "view", "other", "fill", "back", "floats", "memory", "list", "beyond", "part", "slope"],
 )
 def test_a_function_of_aot_autograd_is_named(source: str, named: str, write_case: Callable[..., Path]):
     report = triage(load_case(write_case(source)), torch.device("cpu")).to_json()
