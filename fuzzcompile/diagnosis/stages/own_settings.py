@@ -1,4 +1,4 @@
-"""Settings of the case's own that are at fault: compiled with torch's default of one of them, the program is right."""
+"""Settings of the case's own that are at fault, or its path: with torch's default of one, the program is right."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from typing import NamedTuple
 from fuzzcompile.compiler.compile_changes import (
     SETTINGS,
     CompileChange,
+    CompilePath,
     DynamoSettings,
     InductorSettings,
     TracingSettings,
 )
+from fuzzcompile.compiler.kernels.kernel_loops import find_definition
+from fuzzcompile.compiler.session import find_path
 from fuzzcompile.compiler.torch_config import MISSING, get_setting
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit
+from fuzzcompile.model.contract import AOTI, COMPILE, EXPORT
 from fuzzcompile.model.facts import facts
-from fuzzcompile.model.stages import DYNAMO, FUNCTIONALIZATION
+from fuzzcompile.model.stages import CODEGEN, DYNAMO, FUNCTIONALIZATION
 from fuzzcompile.run.case import CompileSettings
 
 _MOST = 6
@@ -41,7 +45,18 @@ def prove_own_setting(ablator: Ablator) -> Attribution | None:
             # Other graphs may be right because they are others.
             parted = len(trial.ledger.frames) > len(ablator.trial.ledger.frames)
             return Attribution(replace(culprit, confidence="low") if parted else culprit)
-    return None
+    return _prove_package(ablator)
+
+
+def _prove_package(ablator: Ablator) -> Attribution | None:
+    """AOTInductor, where the exported program is right as it is, and the program where it is compiled just in time."""
+    if find_path(ablator.experiments.case.settings, ablator.how) != AOTI:
+        return None
+    if not all(ablator.is_repaired_by(CompilePath(path)) for path in (COMPILE, EXPORT)):
+        return None
+    name, (source, line) = "AOTInductor", find_definition(facts().places.package)
+    culprit = Culprit(CODEGEN, None, name, name, source=source, line=line, necessary=True)
+    return Attribution(replace(culprit, details={"kind": "own setting"}))
 
 
 def _iter_settings(settings: CompileSettings) -> Iterator[_OwnSetting]:

@@ -206,6 +206,7 @@ class CodePlaces(FactTable, frozen=True):
     program_views: str
     program_results: str
     graph_recording: str
+    package: str
     side_effects: str
 
 

@@ -37,3 +37,27 @@ def test_the_setting_is_named(write_case, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(AutogradCompilerInstance, "tensor_pre_hook", lambda self, inputs, *_: inputs)
     culprit = triage(case, torch.device("cpu")).to_json()["culprit"]
     assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("dynamo", "compiled_autograd", True)
+
+
+PACKAGED = """
+import torch
+
+PATH = "aoti"
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        x.transpose(-1, -2).mul_(-1)
+        return x[..., :-1]
+
+def make():
+    torch.manual_seed(0)
+    return Model().eval(), (torch.randn(3, 4),)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what packages copy hangs on the torch")
+def test_what_a_package_alone_does_is_named_by_its_path(write_case) -> None:
+    report = triage(load_case(write_case(PACKAGED)), torch.device("cpu")).to_json()
+    culprit = report["culprit"]
+    assert (report["verdict"], culprit["rewrite"], culprit["necessary"]) == ("aliasing", "AOTInductor", True)
