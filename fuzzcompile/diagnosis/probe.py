@@ -50,8 +50,8 @@ class CaseProbe:
 
     ``suspects`` are the suspects of the stages that were asked, most telling first. ``error`` is the type and message
     of what was raised, without what changes from case to case. ``outcomes`` are the stage and family of whatever
-    matched, each with what became of it, ``right_values`` whether no element can be wrong, and ``outputs``
-    what the compiled program returned.
+    matched, each with what became of it, ``right_values`` whether no element can be wrong, and ``outputs`` what
+    the compiled program returned.
     """
 
     verdict: Verdict

@@ -56,19 +56,9 @@ _BENIGN = frozenset({*HARMLESS, Verdict.UNSTABLE, Verdict.PRECISION_CASTS, Verdi
 # correct digits. "far": farther from the reference than rounding explains. "alias": a write into the value changes
 # another value in one of the runs only.
 Finding = Literal[
-    "same",
-    "close",
-    "wild",
-    "far",
-    "nonfinite",
-    "integer",
-    "dtype",
-    "shape",
-    "stride",
-    "requires_grad",
-    "alias",
+    "same", "close", "wild", "far", "nonfinite", "integer", "dtype", "shape", "stride", "requires_grad", "alias",
     "missing",
-]
+]  # fmt: skip
 # Findings of a value that is right, as far as can be told.
 AGREEING: tuple[Finding, ...] = ("same", "close", "wild")
 # Findings of what a tensor is besides its values.

@@ -73,7 +73,7 @@ def _parsed(source: str | None) -> list[ast.stmt]:
 
 
 # What the judge says of an output in which no error was measured.
-_UNMEASURED = (*FORMS, "alias", "missing", "integer")
+UNMEASURED = (*FORMS, "alias", "missing", "integer")
 
 
 @dataclass
@@ -172,7 +172,7 @@ class IssueFacts:
         self.measured: OutputJson | None = None  # the worst error; None if none is measured
         for entry in self.wrong or sorted(self.outputs, key=_badness, reverse=True):
             has_error = entry.get("max_abs_error_compiled") is not None or bool(entry.get("non_finite"))
-            if has_error and self.measured is None and entry.get("finding") not in _UNMEASURED:
+            if has_error and self.measured is None and entry.get("finding") not in UNMEASURED:
                 self.measured = entry
 
     @property

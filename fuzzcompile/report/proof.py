@@ -12,7 +12,7 @@ from fuzzcompile.model.privacy import fold_lines, scrub
 from fuzzcompile.model.stages import BY_NAME, CODEGEN, DISPATCHER_LABEL, DYNAMO, INDUCTOR_LABEL
 from fuzzcompile.model.verdicts import FORMS, VALUES, Verdict
 from fuzzcompile.report.circumstances import WORDS, several
-from fuzzcompile.report.finding_facts import IssueFacts
+from fuzzcompile.report.finding_facts import UNMEASURED, IssueFacts
 
 NEEDED = "also needed"
 _NAMED = 4  # nodes named of each line of the program
@@ -341,7 +341,6 @@ def proof(facts: IssueFacts) -> str:
 
 
 _MAX_ROWS = 12
-_METADATA = (*FORMS, "alias", "missing", "integer")
 NOTHING = "–"
 ERRORS = ("max_abs_error_eager", "max_abs_error_compiled", "error_ratio", "noise_floor")
 
@@ -352,7 +351,7 @@ def error_rows(facts: IssueFacts) -> tuple[list[dict[str, str]], int]:
     for entry in [*wrong, *(output for output in facts.outputs if output not in wrong)][:_MAX_ROWS]:
         # Where dtype, shape or presence differ, no distance was measured; of another layout it says nothing.
         finding = entry.get("finding")
-        bare = finding in FORMS or (finding in _METADATA and not entry.get("max_abs_error_compiled"))
+        bare = finding in FORMS or (finding in UNMEASURED and not entry.get("max_abs_error_compiled"))
         row = {key: NOTHING if bare else format_entry(entry, key) for key in ERRORS}
         within = None if bare else entry.get("within_default_tolerance")
         row["tolerance"] = NOTHING if within is None else "pass" if within else "fail"

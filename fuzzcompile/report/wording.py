@@ -271,7 +271,7 @@ def _wrong_values(facts: IssueFacts) -> Effect:
     return Effect(f"returns {'NaN' if 'nan' in what else what or 'NaN or infinity'}", ", where eager is finite")
 
 
-_FORMS = {"dtype": "", "shape": "shape ", "requires_grad": "a tensor with requires_grad="}
+_WORDS_OF_FORMS = {"dtype": "", "shape": "shape ", "requires_grad": "a tensor with requires_grad="}
 
 
 def _metadata(facts: IssueFacts) -> Effect:
@@ -281,7 +281,7 @@ def _metadata(facts: IssueFacts) -> Effect:
         return Effect("returns a tensor with other strides", " than in eager")
     for entry in facts.wrong:
         values = find_pair(entry)
-        what = _FORMS.get(str(entry.get("finding")))
+        what = _WORDS_OF_FORMS.get(str(entry.get("finding")))
         if what is not None and values:
             return Effect(f"returns {what}{values.compiled}", f" instead of {values.eager}")
     return Effect("returns another dtype or shape", " than in eager")

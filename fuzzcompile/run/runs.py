@@ -9,7 +9,7 @@ import random
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, TypeAlias
@@ -269,15 +269,23 @@ def says_its_derivative(case: Case, program: CaseProgram, watch: Callable[[], Op
             if functions.found or operators.found:
                 return True
             nodes += [term.grad_fn for term in weigh_outputs(output)]
-    seen: set[object] = set()
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return True
-        if node is not None and node not in seen:
-            seen.add(node)
-            nodes += [following for following, _ in node.next_functions]
-    return False
+    reached = (node for node, _ in iterate_edges(nodes))
+    return any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in (*nodes, *reached))
+
+
+def iterate_edges(functions: Iterable[Any]) -> Iterator[tuple[Any, int]]:
+    """Each function of autograd that is reached from ``functions``, with the number of its result, once."""
+    left, seen, edges = list(functions), set[object](), set[object]()
+    while left:
+        function = left.pop()
+        if function is None or function in seen:
+            continue
+        seen.add(function)
+        for edge in function.next_functions:
+            left.append(edge[0])
+            if edge[0] is not None and edge not in edges:
+                edges.add(edge)
+                yield edge
 
 
 def time_calls(case: Case, program: CaseProgram, target: Callable[..., object]) -> float | None:

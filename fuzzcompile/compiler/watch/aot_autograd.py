@@ -21,6 +21,7 @@ from fuzzcompile.compiler.watch.rule_labels import find_source
 from fuzzcompile.compiler.watch.torch_patch import Function
 from fuzzcompile.model.facts import facts
 from fuzzcompile.run.metrics import have_same_values
+from fuzzcompile.run.runs import iterate_edges
 from fuzzcompile.run.tensors import copy_tree, is_plain, share_storage
 from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
@@ -113,22 +114,13 @@ def find_joined_outputs(snapshot: Snapshot, inputs: Sequence[object]) -> Iterato
     with torch.enable_grad(), leave_transforms():
         given = _give(inputs)
         outputs = pytree.tree_leaves(GraphReplayer(snapshot).run(*given))
-    inner = [
-        each if isinstance(each, torch.Tensor) and not any(each is one for one in given) else None for each in outputs
-    ]
     made: dict[tuple[object, int], int] = {}
-    for index, each in enumerate(inner):
-        if each is not None and each.grad_fn is not None:
+    for index, each in enumerate(outputs):
+        if isinstance(each, torch.Tensor) and each.grad_fn is not None and not any(each is one for one in given):
             made.setdefault((each.grad_fn, each.output_nr), index)
     for (function, _), later in made.items():
-        seen, left = set[tuple[object, int]](), [function]
-        while left:
-            node: Any = left.pop()
-            following = {edge for edge in node.next_functions if edge[0] is not None} - seen
-            found = [made[edge] for edge in following if edge in made]
-            yield from ((later, earlier) for earlier in found if not share_storage(outputs[later], outputs[earlier]))
-            seen |= following
-            left += [each for each, _ in following]
+        reached = (made[edge] for edge in iterate_edges([function]) if edge in made)
+        yield from ((later, earlier) for earlier in reached if not share_storage(outputs[later], outputs[earlier]))
 
 
 def _give(inputs: Sequence[object]) -> list[Any]:

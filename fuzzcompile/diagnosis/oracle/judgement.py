@@ -55,9 +55,11 @@ def compare(
         if eager.form != compiled.form:
             return _differ_in("dtype", eager, eager.form or "Tensor", compiled.form or "Tensor")
         comparison = _with_aliases(comparison, eager, compiled)
-        if comparison.finding != "alias" and eager.requires_grad != compiled.requires_grad:
+        if comparison.finding == "alias":
+            return comparison
+        if eager.requires_grad != compiled.requires_grad:
             return _differ_in("requires_grad", eager, eager.requires_grad, compiled.requires_grad)
-        if comparison.finding != "alias" and eager.kind == "output" and eager.stride != compiled.stride:
+        if eager.kind == "output" and eager.stride != compiled.stride:
             raises = _is_contiguous(expected.shape, eager.stride) and not _is_flat(actual.shape, compiled.stride)
             return replace(_differ_in("stride", eager, eager.stride, compiled.stride), view_raises=raises)
     return comparison

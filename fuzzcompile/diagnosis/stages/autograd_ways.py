@@ -146,10 +146,9 @@ def _find_joined(divergence: Divergence) -> Iterator[Found]:
         returned, place = pytree.tree_leaves(snapshot.results), find_definition(facts().aot_autograd.differentiation)
         for later, earlier in joined:
             node, shown = returned[earlier], f"autograd reaches output {earlier} from output {later}"
-            culprit = Culprit(FUNCTIONALIZATION, None, "joined outputs", "differentiation", (node.name,))
             details: DetailsJson = {"kind": "analysis", "a run shows": [shown]}
-            culprit = replace(culprit, source=place[0], line=place[1], site=find_location([node]), details=details)
-            yield Found(culprit)
+            culprit = Culprit(FUNCTIONALIZATION, None, "joined outputs", "differentiation", (node.name,), *place)
+            yield Found(replace(culprit, site=find_location([node]), details=details))
 
 
 def _find_effects_alone(divergence: Divergence) -> Iterator[Found]:

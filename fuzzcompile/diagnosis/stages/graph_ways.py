@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from fuzzcompile.compiler.compile_changes import Backend, InductorSettings, MetadataFromKernel
+from fuzzcompile.compiler.compile_changes import InductorSettings, MetadataFromKernel
 from fuzzcompile.compiler.functional_run import is_bound_to_capture, run_eagerly
 from fuzzcompile.compiler.graph_replay import (
     ReplayResult,
@@ -42,7 +42,7 @@ from fuzzcompile.diagnosis.operators.operator_ways import OPERATORS, check_opera
 from fuzzcompile.diagnosis.oracle import rounding
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
 from fuzzcompile.diagnosis.stages import ways
-from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY, Found
+from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY, TRACE_ONLY, Found
 from fuzzcompile.model import stages
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
@@ -260,16 +260,14 @@ def prove_runtime(ablator: Ablator) -> Attribution | None:
     captured = [frame for frame in ablator.trial.ledger.frames if frame.find_record(stages.PRE_GRAD) is not None]
     if not crossings or len(crossings) < len(captured) or not all(map(_means_the_same, crossings)):
         return None
-    if ablator.is_repaired_by(Backend("aot_eager"), record=False):
-        return None
-    if not ablator.is_repaired_by(CAPTURE_ONLY, record=False):
+    if ablator.is_repaired_by(TRACE_ONLY, record=False) or not ablator.is_repaired_by(CAPTURE_ONLY, record=False):
         return None
     differentiates = any(call.joint for call in crossings) and (marked or ablator.verdict is Verdict.WRONG_GRADIENT)
     place = facts().aot_autograd.autograd_function if differentiates else facts().aot_autograd.runtime
     details: DetailsJson = {"kind": "gradient" if marked else "values"}
-    name, (file, line) = place.partition(":")[2], find_definition(place)
-    culprit = Culprit(stages.FUNCTIONALIZATION, None, name, "runtime wrapper", source=file, line=line, details=details)
-    return Attribution(replace(culprit, confidence="low"))
+    name = place.partition(":")[2]
+    culprit = Culprit(stages.FUNCTIONALIZATION, None, name, "runtime wrapper", (), *find_definition(place))
+    return Attribution(replace(culprit, confidence="low", details=details))
 
 
 def _means_the_same(call: _Crossing) -> bool:

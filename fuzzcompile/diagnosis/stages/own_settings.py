@@ -54,9 +54,8 @@ def _prove_package(ablator: Ablator) -> Attribution | None:
         return None
     if not all(ablator.is_repaired_by(CompilePath(path)) for path in (COMPILE, EXPORT)):
         return None
-    name, (source, line) = "AOTInductor", find_definition(facts().places.package)
-    culprit = Culprit(CODEGEN, None, name, name, source=source, line=line, necessary=True)
-    return Attribution(replace(culprit, details={"kind": "own setting"}))
+    culprit = Culprit(CODEGEN, None, "AOTInductor", "AOTInductor", (), *find_definition(facts().places.package))
+    return Attribution(replace(culprit, necessary=True, details={"kind": "own setting"}))
 
 
 def _iter_settings(settings: CompileSettings) -> Iterator[_OwnSetting]:
