@@ -77,7 +77,7 @@ class CompiledProgram:
         """Run it under the case's own seed."""
         return runs.observe(self.case, self.program, self.target, describe_failure=self.session.describe_failure)
 
-    def with_own_state(self, observation: Observation, eager: Observation) -> Observation:
+    def adjust_package(self, observation: Observation, eager: Observation) -> Observation:
         """The run of a package, without what it cannot have of the model: gradients, and its memory; others as is."""
         if find_path(self.session.settings, self.session.how) != AOTI:
             return observation
@@ -97,7 +97,7 @@ def run_compiled(of: CaseRuns, how: Compilation, counts: CompileCounts, *, doubl
     with open_session(of.case.settings, of.limit_to_interpreted(how)) as session:
         counts.compiles += 1
         compiled = CompiledProgram.compile(of, session, double=double)
-        run = compiled.with_own_state(compiled.observe(), of.eager)
+        run = compiled.adjust_package(compiled.observe(), of.eager)
     return run_compiled(of, how, counts, double=double) if of.refuses_kernels(session.ledger) else run
 
 
@@ -242,7 +242,7 @@ class Experiments:
             graphs = get_effective_setting(self.case.settings, how, "triton.cudagraphs") is True
             if self.device.type == "cuda" and graphs:
                 observation = observation.drop_reused_memory(self.runs.eager)
-            observation = compiled.with_own_state(observation, self.runs.eager)
+            observation = compiled.adjust_package(observation, self.runs.eager)
             seconds = time.perf_counter() - start
             judgement, sampled, others = self._judge_drawing(compiled, observation, how)
             runtime = self._measure_runtime(how, compiled, observation)
