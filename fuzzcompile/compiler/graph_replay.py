@@ -6,7 +6,7 @@ import contextlib
 import functools
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeGuard
 
@@ -214,20 +214,39 @@ def compute_values(
 
 
 def differentiate_graph(
-    snapshot: Snapshot, inputs: Sequence[object], tangents: Sequence[torch.Tensor], *, noise_seed: int | None = None
+    snapshot: Snapshot,
+    inputs: Sequence[object],
+    tangents: Sequence[torch.Tensor],
+    *,
+    written: Collection[int] = (),
+    noise_seed: int | None = None,
 ) -> list[object] | None:
-    """Gradients in float64 of a torch-level graph's inputs, given those of its outputs; None if it has none."""
+    """Gradients in float64 of a torch-level graph's inputs; None if it has none for these tangents.
+
+    ``tangents`` are those of the inputs at the positions ``written``, as the graph leaves them, and of its outputs, as
+    AOTAutograd orders them. An output in an input's memory has none: its gradient goes to the input.
+    """
     arguments = copy_tree(list(inputs), double=True)
     seed_everything(_REPLAY_SEED)
     try:
         with torch.enable_grad(), _enter_modes(True, noise_seed):
-            results = pytree.tree_leaves(GraphReplayer(snapshot).run(*arguments))
-            outputs = [out for out in results if isinstance(out, torch.Tensor) and out.requires_grad]
-            if len(outputs) != len(tangents):
+            # Autograd refuses writes to leaves.
+            given = [
+                value.clone() if at in written and isinstance(value, torch.Tensor) else value
+                for at, value in enumerate(arguments)
+            ]
+            results = [*(given[at] for at in written), *pytree.tree_leaves(GraphReplayer(snapshot).run(*given))]
+            memory = measure_storages(given)
+            kept = [
+                out
+                for at, out in enumerate(results)
+                if isinstance(out, torch.Tensor)
+                and out.requires_grad
+                and (at < len(written) or not memory.keys() & measure_storages([out]).keys())
+            ]
+            if len(kept) != len(tangents):
                 return None
-            torch.autograd.backward(
-                outputs, [tangent.to(out.dtype) for out, tangent in zip(outputs, tangents, strict=True)]
-            )
+            torch.autograd.backward(kept, [tangent.to(out.dtype) for out, tangent in zip(kept, tangents, strict=True)])
     except (KeyboardInterrupt, MemoryError):
         raise
     except Exception:  # of the graph, in float64: nothing can be said

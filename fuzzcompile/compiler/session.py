@@ -39,8 +39,8 @@ from fuzzcompile.compiler.watch.compiler_errors import (
     describe_machine_fault,
     find_generated_place,
     find_inner_error,
+    find_origin,
     list_raise_frames,
-    name_origin,
 )
 from fuzzcompile.compiler.watch.fresh_calls import call_anew
 from fuzzcompile.compiler.watch.ledger import Ledger
@@ -296,6 +296,7 @@ class CompileSession:
         converting = any(file.endswith(facts().errors.converting_file) for file in files)
         compiler = exporting is not None or own or converting
         cause = find_inner_error(error)
+        origin = find_origin(cause)
         message = next(iter(str(cause).strip().splitlines()), type(cause).__name__)[:300]
         uncaptured = graph_breaks.find_uncaptured_reason(error) if exporting is None else exporting.refused
         stage = self.ledger.failed_in.stage if self.ledger.failed_in is not None else None
@@ -307,7 +308,8 @@ class CompileSession:
             unsupported=uncaptured is not None,
             machine="" if uncaptured else describe_machine_fault(cause),
             raised=list_raise_frames(cause),
-            origin=name_origin(cause),
+            origin=type(origin).__name__,
+            worded=bool(str(origin)),
             generated=find_generated_place(cause),
         )
 

@@ -107,6 +107,21 @@ def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Dec
     return _decide_precision(experiments, first, judged) if far and not semantic else judged
 
 
+def settle(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> tuple[Experiments, Trial]:
+    """Experiments and trial with more perturbed runs, if these show that eager has no digits where values are wrong.
+
+    Where rounding decides between two results, a few runs may all decide as eager mode does. What a rewrite moves in
+    float64 too is wrong whatever they say.
+    """
+    wrong = trial.judgement.verdict.kind == "values" and trial.sampled is None
+    if wrong and not experiments.quick and not select_semantic_steps(steps):
+        longer = experiments.with_many_noise_runs()
+        judgement = longer.judge(trial.observation)
+        if judgement.verdict is Verdict.UNSTABLE:
+            return longer, replace(trial, judgement=judgement)
+    return experiments, trial
+
+
 def _decide_within_rounding(experiments: Experiments, trial: Trial, semantic: Sequence[Step]) -> Decision:
     """Values that rounding explains natively: what float64 says of the graphs, the program and its casts."""
     first = trial.judgement

@@ -31,6 +31,7 @@ from fuzzcompile.diagnosis.decision import (
     iter_other_ways,
     limit_claims,
     make_target_notes,
+    settle,
 )
 from fuzzcompile.diagnosis.eager_judgement import judge_eager
 from fuzzcompile.diagnosis.refusals import (
@@ -151,6 +152,7 @@ class JudgedTrial:
     ) -> JudgedTrial:
         """The decision on one compile, and whether that is a hit of a bug that is ``known``."""
         steps = measure_steps(trial.ledger)
+        experiments, trial = settle(experiments, trial, steps)
         decision = limit_claims(experiments, decide(experiments, trial, steps))
         answer = cls(experiments, trial, spent, steps, decision)
         return replace(answer, hit=answer._find_hit(known))

@@ -132,6 +132,28 @@ class EagerRefusal:
         return None if match is None else (match["kind"], match["message"] or "")
 
 
+_INTERNAL = re.compile(
+    r"(?P<compiled>.*), an error of the compiler's own, whatever eager raises: (?P<eager>.*)", re.DOTALL
+)
+
+
+@dataclass(frozen=True)
+class InternalError:
+    """The error of the compiler's own on a program that eager refuses too, and the one with which it does."""
+
+    compiled: str
+    eager: str
+
+    def __str__(self) -> str:
+        return f"{self.compiled}, an error of the compiler's own, whatever eager raises: {self.eager}"
+
+    @classmethod
+    def parse(cls, detail: str) -> Self | None:
+        """Return the errors that a report's detail states; None if it states something else."""
+        match = _INTERNAL.fullmatch(detail)
+        return None if match is None else cls(match["compiled"], match["eager"])
+
+
 _SHOWN = 3
 _SHARES = "shares memory with "
 _SHARING = re.compile(r"eager: (?P<eager>.*?); compiled: (?P<compiled>.*)", re.DOTALL)

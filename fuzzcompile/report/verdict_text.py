@@ -12,6 +12,7 @@ from rich.text import Text
 from fuzzcompile.model.contract import EAGER, OutputJson, PromiseJson, ReportJson, read_target
 from fuzzcompile.model.culprit_contract import CulpritJson, read_details
 from fuzzcompile.model.custom import is_custom
+from fuzzcompile.model.evidence import InternalError
 from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.model.verdicts import FORMS, HARMLESS
 from fuzzcompile.report.circumstances import WORDS, advice_for, circumstances, meaning_for, several
@@ -172,6 +173,8 @@ def meaning(report: ReportJson) -> str:
     """Explain the report's verdict in a few words."""
     broken = broken_promise(report)
     text = WORDS["meaning_by_side"].get(report.get("wrong")) or WORDS["meaning"].get(report["verdict"], "")
+    if InternalError.parse(report.get("detail") or "") is not None:
+        text = WORDS["both_raise"].get(report["verdict"], text)
     if report.get("evidence", {}).get("path") == EAGER:
         text = WORDS["eager_alone"].get(report["verdict"], text)
     if broken is not None and broken["promise"] == "run_to_run":

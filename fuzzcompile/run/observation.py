@@ -52,7 +52,7 @@ class Failure:
     ``unsupported``: dynamo cannot capture a part of the program. ``machine`` is what of the machine made it fail, if
     that was it. ``raised`` are file, line and function of the innermost frames of the compiler, innermost first;
     ``generated`` is the place in the program that the compiler wrote, if that raised by itself; ``origin`` is the type
-    of the error that the compiler raised this one for, where it said that.
+    of the error that the compiler raised this one for, where it said that, and ``worded`` whether that has a message.
     """
 
     type_name: str
@@ -64,6 +64,7 @@ class Failure:
     raised: tuple[tuple[str, int, str], ...] = field(default=(), compare=False)
     generated: GeneratedPlace | None = field(default=None, compare=False, repr=False)
     origin: str = field(default="", compare=False)
+    worded: bool = field(default=False, compare=False)
 
     def is_like(self, other: Failure) -> bool:
         """Return whether both are of one type, with the same message up to a colon."""

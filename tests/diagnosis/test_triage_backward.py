@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._functorch._aot_autograd import runtime_wrappers
 from torch._inductor import lowering
 
 from fuzzcompile.diagnosis.engine import triage
@@ -81,6 +82,53 @@ def test_an_output_that_requires_gradients_when_compiled_alone_is_told(
     assert (report["verdict"], wrong["name"]) == ("metadata", "out1")
     assert "eager False" in wrong["detail"] and "compiled True" in wrong["detail"]
     assert report["culprit"]["rewrite"] == "AOTDispatchAutograd.post_compile" and report["confidence"] == "low"
+
+
+WRITTEN = """
+import torch
+
+BACKWARD = True
+
+def program(y):
+    y.mul_(2)
+    return y.sin()
+
+def run(model, inputs):
+    y = inputs[0] * 1
+    return model(y) * 5 + y
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(4, requires_grad=True),)
+"""
+
+
+def test_gradients_that_reach_backward_in_another_order_are_the_runtimes(
+    monkeypatch: pytest.MonkeyPatch, write_case: Callable[..., Path]
+):
+    made: Callable[..., Callable[..., object]] = runtime_wrappers._codegen_backward_prologue
+
+    def make(*given: object) -> Callable[..., object]:
+        run = made(*given)
+        return lambda tensors, sizes, objects, gradients: run(tensors, sizes, objects, [*gradients][::-1])
+
+    monkeypatch.setattr(runtime_wrappers, "_codegen_backward_prologue", make)
+    report = triage(load_case(write_case(WRITTEN)), torch.device("cpu")).to_json()
+    assert (report["verdict"], report["confidence"]) == ("wrong_gradient", "low")
+    assert report["culprit"]["rewrite"] == "AOTDispatchAutograd.post_compile"
+
+
+def test_a_tangent_of_another_layout_than_traced_is_named(
+    monkeypatch: pytest.MonkeyPatch, write_case: Callable[..., Path]
+):
+    monkeypatch.setattr(runtime_wrappers, "coerce_to_expected_memory_format", lambda tangent, layout: tangent)
+    source = WRITTEN.replace("    y.mul_(2)\n", "").replace("y.sin()", "y.reshape(2, 2).sin()")
+    source = source.replace(" * 5 + y", ".sum(0)")
+    report = triage(load_case(write_case(source)), torch.device("cpu")).to_json()
+    assert report["is_bug"] and report["confidence"] == "low"
+    culprit = report["culprit"]
+    assert (culprit["stage"], culprit["rewrite"]) == ("functionalization", "coerce_to_expected_memory_format")
+    assert culprit["details"]["expected"].endswith("strides (2, 1)") and "strides (0, " in culprit["details"]["got"]
 
 
 @pytest.mark.slow

@@ -69,9 +69,9 @@ def find_inner_error(error: BaseException) -> BaseException:
     return find_inner_error(inner) if isinstance(inner, BaseException) and inner is not error else error
 
 
-def name_origin(error: BaseException) -> str:
-    """The type of the error that was raised first, which others were raised from."""
-    return type(_list_causes(error)[-1]).__name__
+def find_origin(error: BaseException) -> BaseException:
+    """The error that was raised first, which others were raised from."""
+    return _list_causes(error)[-1]
 
 
 def _list_causes(error: BaseException) -> list[BaseException]:

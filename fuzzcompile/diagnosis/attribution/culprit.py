@@ -21,7 +21,7 @@ from fuzzcompile.diagnosis.oracle.judgement import largest_error
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.culprit_contract import AblationJson, CulpritJson, DetailsJson, FrameJson, WorkaroundJson
-from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.model.verdicts import ERRORS, Verdict
 from fuzzcompile.run.pool.worker import say
 
 UNKNOWN = "unknown"
@@ -373,7 +373,9 @@ class Ablator(Divergence):
         if failing is Verdict.ACCEPTS_INVALID:
             return trial.observation.failure is not None
         if verdict.is_bug:
-            # Layout or sharing that differs besides is another matter than wrong values.
+            # Layout or sharing that differs besides is another matter than wrong values, and than an error.
+            if failing in ERRORS:
+                return verdict in (Verdict.METADATA, Verdict.ALIASING)
             parted = verdict is Verdict.ALIASING and any(change.parts_memory for change in trial.how.changes)
             return (verdict is Verdict.METADATA or parted) and failing.kind == "values"
         return not self.evidence.shows(trial)

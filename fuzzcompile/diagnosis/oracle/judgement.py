@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fuzzcompile.diagnosis.oracle.rounding import compare_floats, compare_integers
-from fuzzcompile.model.evidence import ONLY_EAGER, AliasDifference, EagerRefusal, ValuePair
+from fuzzcompile.model.evidence import ONLY_EAGER, AliasDifference, EagerRefusal, InternalError, ValuePair
 from fuzzcompile.model.signatures import normalise_message
 from fuzzcompile.model.stages import DECOMPOSITION, DYNAMO, FAKE_TENSOR, find_file_stage
 from fuzzcompile.model.thresholds import ROUNDING_FACTOR, VANISHING
@@ -289,6 +289,8 @@ def _is_internal(compiled: Failure, eager: Failure) -> bool:
     if _says_the_same(compiled, eager):
         return False  # an operator refused its arguments wherever the compiler called it
     stage = find_file_stage(compiled.raised[0][0]) if compiled.raised else None
+    if stage in _REFUSING and compiled.origin == "AssertionError" and compiled.worded:
+        return False  # so do meta functions say what arguments they do not take
     if stage in (None, DYNAMO, *_REFUSING):
         return compiled.origin != eager.type_name and compiled.origin in _SLIPS
     return True
@@ -307,7 +309,7 @@ def _says_the_same(compiled: Failure, eager: Failure) -> bool:
 def _judge_failures(eager: Observation, compiled: Observation) -> Judgement:
     if eager.failure and compiled.failure:
         if _is_internal(compiled.failure, eager.failure):
-            detail = f"{compiled.failure}, an error of the compiler's own, whatever eager raises: {eager.failure}"
+            detail = str(InternalError(str(compiled.failure), str(eager.failure)))
             return Judgement(Verdict.COMPILE_ERROR, detail=detail)
         alike = eager.failure.type_name == compiled.failure.type_name
         detail = f"eager raises {eager.failure}; compiled {'too' if alike else f'raises {compiled.failure}'}"

@@ -116,21 +116,48 @@ class _Crossing:
     def native(self) -> ReplayResult:
         return replay_graph(self.early, self.given, double=False)
 
-    def pair_outputs(self) -> Iterator[ways.Pair[str]]:
-        """The outputs of both graphs in float64, and where a gradient is computed, that it is to be compared too."""
-        early, late = (
-            replay_graph(self.early, self.given, double=True),
-            replay_graph(self.late, self.inputs, double=True),
+    @functools.cached_property
+    def in_double(self) -> tuple[ReplayResult, ReplayResult]:
+        return replay_graph(self.early, self.given, double=True), replay_graph(self.late, self.inputs, double=True)
+
+    @functools.cached_property
+    def keeps_inputs(self) -> bool:
+        """Whether each input of the late graph is dynamo's at the same place, tangents aside."""
+        named = zip(list_placeholders(self.late), self.inputs, strict=True)
+        primals = [value for node, value in named if not str(node.target).startswith("tangents")]
+        forms = (
+            [(getattr(each, "shape", type(each)), getattr(each, "dtype", None)) for each in values]
+            for values in (primals, self.given)
         )
-        if early.error is not None or late.error is not None:
+        return next(forms) == next(forms)
+
+    @functools.cached_property
+    def writes(self) -> tuple[list[int], list[int]]:
+        """Positions of the inputs that are written to: by AOTAutograd's runtime, and in the late graph."""
+        early, late = self.in_double
+        pairs = enumerate(zip(self.given, early.inputs, strict=True))
+        written = [at for at, (given, left) in pairs if isinstance(given, torch.Tensor) and given is not left]
+        inside = [at for at in written if self.keeps_inputs and late.inputs[at] is not self.inputs[at]]
+        return [at for at in written if at not in inside], inside
+
+    def list_results(self, run: ReplayResult, *, late: bool) -> list[object]:
+        """What a run leaves: inputs that AOTAutograd's runtime writes, outputs, other inputs written to."""
+        behind, inside = self.writes
+        # The late graph returns what the runtime is to write, ahead of all else.
+        outputs = run.outputs if late else [*(run.inputs[at] for at in behind), *run.outputs]
+        results = len(behind) + len(self.in_double[0].outputs)
+        return [*outputs[:results], *(run.inputs[at] for at in inside)]
+
+    def pair_outputs(self) -> Iterator[ways.Pair[str]]:
+        """What both graphs leave in float64, and where a gradient is computed, that it is to be compared too."""
+        early, late = self.in_double
+        if early.error is not None or late.error is not None or (any(self.writes) and not self.keeps_inputs):
             return
-        pairs = zip(self.given, early.inputs, strict=True)
-        if any(before is not after for before, after in pairs if isinstance(before, torch.Tensor)):
-            return  # the graph wrote to an input: AOTAutograd then returns other outputs than replay compares
-        if len(early.outputs) == len(late.outputs) or self.joint:
-            yield ways.Pair(_RESULT, early.outputs, late.outputs)
+        left, right = self.list_results(early, late=False), self.list_results(late, late=True)
+        if self.joint or len(self.writes[0]) + len(early.outputs) == len(late.outputs):
+            yield ways.Pair(_RESULT, left, right)
         if self.joint:
-            yield ways.Pair(_GRADIENT, early.outputs, late.outputs)
+            yield ways.Pair(_GRADIENT, left, late.outputs)
 
     def measure(self, pair: ways.Pair[str]) -> ways.PartedStep[str] | None:
         """Tell results or gradients that are other ones: neither rounding nor constants in float32 explain them."""
@@ -177,39 +204,38 @@ def _shows_natively(call: _Crossing, step: float) -> bool:
     One that only float64 has comes of running the graph there: ``x.to(torch.float16)`` is ``x`` itself where that is a
     half tensor, and a copy of one that was doubled, into which later writes do not go.
     """
-    native, late_run = call.native, replay_graph(call.late, call.inputs, double=False)
-    if native.error is not None or late_run.error is not None:
+    native, late = call.native, replay_graph(call.late, call.inputs, double=False)
+    if native.error is not None or late.error is not None:
         return True
     hidden = step < HIDDEN_ULPS * (coarsest_epsilon(native) or _EPS)
-    return hidden or _measure_change(native.outputs, late_run.outputs) > NATIVE_SHARE * step
+    left, right = call.list_results(native, late=False), call.list_results(late, late=True)
+    return hidden or _measure_change(left, right) > NATIVE_SHARE * step
 
 
 def _measure_explained(call: _Crossing, outputs: Sequence[Any]) -> float:
     """The change that float64's rounding explains, or constants in float32: the native error, scaled to that dtype."""
-    native, noisy = (
-        call.native,
-        [replay_graph(call.early, call.given, double=True, noise_seed=seed) for seed in NOISE_SEEDS],
-    )
-    noise = max((_measure_change(outputs, run.outputs) for run in noisy if run.error is None), default=0.0)
-    error = 0.0 if native.error is not None else _measure_change(outputs, native.outputs)
+    native = call.native
+    noisy = [replay_graph(call.early, call.given, double=True, noise_seed=seed) for seed in NOISE_SEEDS]
+    changes = [
+        _measure_change(outputs, call.list_results(run, late=False)) if run.error is None else 0.0
+        for run in (native, *noisy)
+    ]
+    error, noise = changes[0], max(changes[1:])
     return max(AMPLIFIED * noise, CONSTANTS_FACTOR * error * min(1.0, _EPS / (coarsest_epsilon(native) or _EPS)))
 
 
 def _measure_gradient_change(call: _Crossing, joint: Sequence[Any]) -> float:
     """Gradients of dynamo's graph by autograd beside those that the joint graph computes, for the same tangents."""
-    names = (str(node.target) for node in list_placeholders(call.late))
-    named = list(zip(names, call.inputs, strict=True))
-    primals = [value for name, value in named if name.startswith("primals")]
-    tangents = [value for name, value in named if name.startswith("tangents")]
-    forms = [[getattr(each, "shape", type(each)) for each in values] for values in (primals, call.given)]
-    dtypes = [[getattr(each, "dtype", None) for each in values] for values in (primals, call.given)]
-    if forms[0] != forms[1] or dtypes[0] != dtypes[1]:
+    named = zip(list_placeholders(call.late), call.inputs, strict=True)
+    tangents = [value for node, value in named if str(node.target).startswith("tangents")]
+    if not call.keeps_inputs:
         return 0.0
-    gradients = differentiate_graph(call.early, call.given, tangents)
-    step = _measure_change(gradients, joint[-len(primals) :], together=True) if gradients is not None else 0.0
+    differentiate = partial(differentiate_graph, call.early, call.given, tangents, written=call.writes[0])
+    gradients = differentiate()
+    step = _measure_change(gradients, joint[-len(gradients) :], together=True) if gradients is not None else 0.0
     if gradients is None or step <= SEMANTIC_STEP:
         return 0.0
-    moved = differentiate_graph(call.early, call.given, tangents, noise_seed=NOISE_SEEDS[0])
+    moved = differentiate(noise_seed=NOISE_SEEDS[0])
     noise = _measure_change(gradients, moved, together=True) if moved is not None else 0.0
     return step if step > AMPLIFIED * noise else 0.0
 
@@ -409,7 +435,7 @@ def _pair_metadata(record: GraphRecord, inputs: Sequence[Any]) -> Iterator[ways.
                     yield ways.Pair((node, given), str(_describe_metadata(value, strides=given)), recorded)
 
 
-def _measure_metadata(pair: ways.Pair[_Recorded]) -> ways.PartedStep[_Recorded] | None:
+def _measure_metadata(pair: ways.Pair[ways.At]) -> ways.PartedStep[ways.At] | None:
     apart = pair.left != pair.right
     return ways.PartedStep(pair, "metadata", expected=str(pair.left), got=str(pair.right)) if apart else None
 
@@ -447,6 +473,34 @@ def _describe_metadata(tensor: torch.Tensor, *, strides: bool) -> str | None:
     return f"{tensor.dtype} {tuple(shape)}" + (f" strides {tuple(followed)}" if strides else "")
 
 
+def _compare_tangents(divergence: Divergence) -> Iterator[ways.Sides[str]]:
+    """What the backward graph got of autograd, and what it was traced for: its kernels read by the traced strides."""
+    for captured in ways.iter_captured(divergence.trial.ledger, stage=stages.POST_GRAD, direction="backward"):
+        pairs = [
+            ways.Pair(
+                str(node.target), _describe_metadata(value, strides=True), _describe_metadata(traced, strides=True)
+            )
+            for node, value in zip(list_placeholders(captured.record.snapshots[0]), captured.inputs, strict=True)
+            if str(node.target).startswith("tangents")
+            and isinstance(value, torch.Tensor)
+            and isinstance(traced := node.meta.get("val"), torch.Tensor)
+        ]
+        yield ways.Sides(ways.walk_pairs(pairs), _word_tangent, _measure_metadata)
+
+
+def _word_tangent(parting: ways.PartedStep[str]) -> Found:
+    place = facts().aot_autograd.tangent_copy.place
+    details: DetailsJson = {"kind": "metadata", "expected": parting.got, "got": parting.expected}
+    file, line = find_definition(place)
+    function, nodes = place.partition(":")[2], (parting.pair.at,)
+    return Found(Culprit(stages.FUNCTIONALIZATION, None, function, "tangent", nodes, file, line, details=details))
+
+
+TANGENTS = ways.Way(
+    "tangents, and what the backward graph was traced for",
+    _compare_tangents,
+    shows=lambda seen: seen.is_of_values or seen.verdict in ERRORS,
+)
 _METADATA = (Verdict.METADATA, *ERRORS)
 METADATA = ways.Way(
     "values, and what a graph records of them",

@@ -52,6 +52,9 @@ class CompileCounts:
 
 
 NOISE_RUNS = 3
+"""Eager runs perturbed by one ulp per operator that a case is judged by."""
+MANY_NOISE_RUNS = 16
+"""As many before values are called wrong: where rounding decides between two results, three decide alike too often."""
 # Autograd's refusal to differentiate through a tensor that was written to.
 _WRITTEN = "has been modified by an inplace operation"
 _OTHER_SEEDS = (5001, 5002, 5003)

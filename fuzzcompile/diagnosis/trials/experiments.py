@@ -33,7 +33,7 @@ from fuzzcompile.diagnosis.oracle.judgement import (
     with_eager_strides,
     with_eager_values,
 )
-from fuzzcompile.diagnosis.trials.case_runs import NOISE_RUNS, CaseRuns, CompileCounts, Trial
+from fuzzcompile.diagnosis.trials.case_runs import MANY_NOISE_RUNS, NOISE_RUNS, CaseRuns, CompileCounts, Trial
 from fuzzcompile.model.conditions import BASELINES, check_against
 from fuzzcompile.model.contract import AOTI, COMPILE, EAGER, EXPORT
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
@@ -127,7 +127,7 @@ class Experiments:
         self.how = _choose_random_stream(case, how or Compilation())
         _check_baseline(case, against, self.how)
         self.tolerances = tolerances or Tolerances.load()
-        self.quick = False
+        self.quick, self.noise_runs = False, NOISE_RUNS
         self.runs, self.counts = CaseRuns(case, device), CompileCounts()
         self._first_how = self.how  # what a baseline in another mode differs from
 
@@ -153,7 +153,7 @@ class Experiments:
     @property
     def noisy(self) -> tuple[Observation, ...]:
         """Eager runs in which every operator moves by an ulp."""
-        return self.runs.select_noisy(_QUICK_NOISE_RUNS if self.quick else NOISE_RUNS)
+        return self.runs.select_noisy(_QUICK_NOISE_RUNS if self.quick else self.noise_runs)
 
     @functools.cached_property
     def is_deterministic(self) -> bool:
@@ -322,6 +322,10 @@ class Experiments:
 
     def _find_factor(self, dtype: torch.dtype) -> float:
         return self.tolerances.for_pair(self.pair, str(dtype)).factor
+
+    def with_many_noise_runs(self) -> Self:
+        """Experiments that judge by more perturbed eager runs."""
+        return self._change(noise_runs=MANY_NOISE_RUNS)
 
     def judge_anew(self, compiled: Observation) -> Judgement:
         """Judge a compiled run against eager and float64 runs that are made again, as eager mode is now."""

@@ -64,9 +64,9 @@ def off(operator: Any, error: float) -> Iterator[None]:
         decomposition.decompositions[operator] = original
 
 
-def borders(folder: Path, dtype: str, *, backward: bool = False) -> list[Boundary]:
+def borders(folder: Path, dtype: str, *, backward: bool = False, source: str = CASE) -> list[Boundary]:
     path = folder / "case.py"
-    path.write_text(CASE.format(dtype=dtype, backward=backward))
+    path.write_text(source.format(dtype=dtype, backward=backward))
     experiments = Experiments(load_case(path), torch.device("cpu"))
     trial = experiments.trial(Compilation(screen=True))
     assert trial.ledger.frames
@@ -101,6 +101,46 @@ def test_a_wrong_backward_decomposition_is_seen(tmp_path: Path, operator: Any):
     assert 1e-6 < found.step < 1e-2
     assert found.culprit.rewrite == str(operator)
     assert found.culprit.details["backward"] is True
+
+
+# Writes to inputs: of one that needs no gradient in the traced graph, of one that does behind it.
+WRITING = """
+import torch
+from torch.nn import functional as F
+
+BACKWARD = {backward}
+
+
+def run(model, inputs):
+    x, state = inputs[0] * 1, inputs[1]
+    return model(x, state) + x + state
+
+
+def model(x, state):
+    state.mul_(0.5).add_(F.gelu(x.detach()))
+    x.mul_(2)
+    return F.silu(x)
+
+
+def make():
+    torch.manual_seed(0)
+    return model, (torch.randn(8, dtype=torch.{dtype}, requires_grad={backward}), torch.randn(8, dtype=torch.{dtype}))
+"""
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_what_a_graph_writes_to_its_inputs_is_compared(tmp_path: Path, backward: bool):
+    assert borders(tmp_path, "float32", backward=backward, source=WRITING) == []
+    with off(aten.gelu.default, 1e-4):
+        (found,) = borders(tmp_path, "float32", backward=backward, source=WRITING)
+    assert (found.operator, found.gradient) == ("gelu", False)
+    assert 1e-6 < found.step < 1e-3
+
+
+def test_gradients_of_what_was_written_are_compared(tmp_path: Path):
+    with off(aten.silu_backward.default, 1e-4):
+        (found,) = borders(tmp_path, "float32", backward=True, source=WRITING)
+    assert found.gradient and 1e-6 < found.step < 1e-2
 
 
 @pytest.mark.slow

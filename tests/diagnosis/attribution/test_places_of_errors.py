@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from pattern_tables import restored
 from recalling.code_replacement import replace_code
+from torch._inductor.fx_passes import joint_graph
+from torch._inductor.pattern_matcher import Arg, CallFunction, Match, register_graph_pattern
 
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.source_probes import ROOT
@@ -121,3 +124,20 @@ def test_a_program_that_returns_too_little_names_the_wrapper(write_case):
         answer = report(write_case, case(PRODUCTS))
     assert (answer["culprit"]["stage"], answer["culprit"]["source"]) == ("runtime", WRAPPER)
     assert answer["culprit"]["details"]["expected"] == 1
+
+
+def test_an_error_is_cleared_where_only_shared_memory_differs_without_its_pattern(write_case):
+    """Dropout that drops nothing gives its input back in eager mode, and a copy compiled: another bug."""
+    raising = CallFunction(torch.ops.aten.erfc.default, Arg())
+    initialise_patterns(CPU)
+    with restored(joint_graph.pass_patterns[0]) as table:
+
+        @register_graph_pattern(raising, pass_dict=table)
+        def refuse(match: Match, x: torch.fx.Node) -> None:
+            raise KeyError("planted")
+
+        body = "return (lambda x: (torch.erfc(x), torch.nn.functional.dropout(x, training=False))), (x,)"
+        answer = report(write_case, case(body))
+    culprit = answer["culprit"]
+    assert (answer["verdict"], answer["confidence"]) == ("compile_error", "high")
+    assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("joint_graph", "refuse", True)

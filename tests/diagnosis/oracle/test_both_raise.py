@@ -6,12 +6,14 @@ from unittest import mock
 
 import pytest
 import torch
+from torch import _meta_registrations
 from torch._dynamo.variables import builtin
 from torch._inductor import lowering
 from torch._subclasses import fake_tensor
 
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.report.verdict_text import meaning
 
 SOURCE = """
 import torch
@@ -35,7 +37,9 @@ def judged(write_case):
     return judge
 
 
-@pytest.mark.parametrize("body", ["torch.sinh(x)[i]", "torch.mm(x, x)", "torch.cat([x, x[None]]).sinh()"])
+@pytest.mark.parametrize(
+    "body", ["torch.sinh(x)[i]", "torch.mm(x, x)", "torch.cat([x, x[None]]).sinh()", "torch.complex(x, i)"]
+)
 def test_a_program_that_both_refuse_is_invalid(judged, body):
     report = judged(body)
     assert (report["verdict"], report["is_bug"]) == ("invalid", False)
@@ -51,11 +55,21 @@ def test_a_refusal_that_the_compiler_hands_on_from_a_module_of_its_own_is_none_o
     assert (report["verdict"], report["is_bug"]) == ("invalid", False)
 
 
+@pytest.mark.parametrize(("message", "verdict"), [("an integer is no index", "invalid"), ("", "compile_error")])
+def test_an_assertion_about_arguments_refuses_them_if_it_says_so(judged, message: str, verdict: str):
+    def check(dtype: torch.dtype) -> torch.dtype:
+        raise AssertionError(*filter(None, [message]))
+
+    with mock.patch.object(_meta_registrations, "corresponding_complex_dtype", check):
+        assert judged("torch.complex(x, torch.ones(3))")["verdict"] == verdict
+
+
 def test_a_lowering_that_fails_by_itself_is_a_bug_whatever_eager_raises(judged):
     with mock.patch.dict(lowering.lowerings, {torch.ops.aten.sinh.default: slip}):
         report = judged("torch.sinh(x)[i]")
     assert (report["verdict"], report["is_bug"]) == ("compile_error", True)
     assert "KeyError" in report["detail"] and "IndexError" in report["detail"]
+    assert "eager raises another" in meaning(report)
     assert (report["culprit"]["stage"], report["culprit"]["family"]) == ("lowering", "sinh")
 
 
