@@ -103,17 +103,24 @@ def prove_inlining(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
     kernel, stored = wrong.kernel, Lowered(Control(realised=wrong.labels), "every value stored")
     if kernel is None or not ablator.attempt_under(stored)[1]:
         return None
-    names, labels = wrong.list_operator_names(kernel.nodes), wrong.lowered.labels
-    name, _ = bisect_candidates(
-        ablator, names, lambda half: Lowered(Control(realised=half), f"{', '.join(half)} stored")
-    )
-    nodes = tuple(node for node in kernel.nodes if parse_operator(labels.get(node, "")) == name) or kernel.nodes
+    name, nodes = _find_stored(ablator, wrong, kernel.nodes)
     details: DetailsJson = {"operators": wrong.list_code_operators(), "stored": name}
     code, stage, family = wrong.generator.find_fusion_code("inlining"), CODEGEN, wrong.find_family(nodes[-1])
     if reads_what_it_writes(wrong.lowered, kernel.scheduled):
         code, stage, family = _find_writing_code(wrong), LOWERING, ""
     culprit = wrong.make_culprit(stage, code, family, nodes=nodes, necessary=True, details=details)
     return Attribution(replace(culprit, confidence="low" if name is None else "high"))
+
+
+def _find_stored(ablator: Ablator, step: LoweredStep, among: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
+    """The operator that repairs the divergence if what it computes is stored, and its nodes; all if none does alone."""
+    labels = step.lowered.labels
+    name, _ = bisect_candidates(
+        ablator,
+        step.list_operator_names(among),
+        lambda half: Lowered(Control(realised=half), f"{', '.join(half)} stored"),
+    )
+    return name, tuple(node for node in among if parse_operator(labels.get(node, "")) == name) or among
 
 
 def _find_writing_code(wrong: LoweredStep) -> CodeSource:
@@ -369,12 +376,18 @@ def _prove_refused(ablator: Ablator, failure: LoweredStep, nodes: tuple[str, ...
 def _prove_fusion_failure(ablator: Ablator, failure: LoweredStep) -> Attribution:
     """Only the fused kernel fails: the scheduler put together what its code generator cannot do."""
     repaired = ablator.attempt_under(without_fusion(failure.labels))[1]
+    name, nodes = (None, ()) if repaired else _find_stored(ablator, failure, failure.nodes)
+    node = failure.lowered.find_node(nodes[-1]) if nodes else None
+    if name is not None and node is not None:  # no fusion of kernels: what is not stored has no memory to be indexed in
+        code = CodeSource(name, *find_lowering_source(node.target))
+        details: DetailsJson = {"operators": [failure.find_family(each) for each in failure.nodes], "stored": name}
+        return Attribution(failure.make_culprit(LOWERING, code, nodes=nodes, necessary=True, details=details))
     kernel = failure.kernel
     allowed = kernel is not None and check_dependences(failure.lowered, kernel.scheduled) == "kept"
     stage = CODEGEN if allowed or failure.raised.place == CODEGEN else SCHEDULER
     families = sorted({failure.find_family(name) for name in failure.nodes if name in failure.lowered.labels})
     code = find_fusion_source(stage, failure.generator, "fusion")
-    details: DetailsJson = {"operators": families or [""]}
+    details = {"operators": families or [""]}
     return attribute(failure.make_culprit(stage, code, "+".join(families) or "fusion", details=details), repaired)
 
 

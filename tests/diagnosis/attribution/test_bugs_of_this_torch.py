@@ -483,3 +483,24 @@ def test_an_operator_that_overflows_in_vectors_alone_is_no_fault_of_its_lowering
     if not report["is_bug"]:
         pytest.skip("vectors of this processor do not overflow")
     assert (report["culprit"]["rewrite"], report["culprit"]["necessary"]) == ("CppVecOverrides.sinh", True)
+
+
+# A bitcast of a value that has no memory yet, and a write to that by place: memory is indexed before it is there.
+UNSTORED = """
+import torch
+
+def program(a, at, rows):
+    return torch.index_add((a ^ 1).view(torch.float32), -1, at, rows)
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randint(1 << 30, (1, 1, 2), dtype=torch.int32), torch.randint(2, (1,)), torch.randn(1, 1, 1))
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what this lowering does hangs on the torch")
+def test_an_error_that_is_gone_once_a_value_is_stored_names_its_lowering(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(UNSTORED)), torch.device("cpu")).to_json()
+    culprit = report["culprit"]
+    assert (report["verdict"], culprit["stage"], culprit["rewrite"]) == ("compile_error", "lowering", "aten.view.dtype")
+    assert culprit["necessary"] is True and culprit["details"]["stored"] == "aten.view.dtype"
