@@ -94,11 +94,16 @@ def with_isolated_kernels(labels: tuple[str, ...]) -> Lowered:
     return Lowered(Control(realised=labels, apart=(EVERYTHING,), separate=True), "nothing fused")
 
 
+# Reductions whose result is a place: of loops in another order, it is another one.
+_OF_PLACES = {"reduction:argmax", "reduction:argmin"}
+
+
 def prove_inlining(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
     """The value without whose memory one loop is wrong; None if the loop is wrong though every value is stored.
 
     A lowering is at fault that writes in place to memory from which the loop still reads, to compute that value; else
-    the code, in which the value is not what it is once it was stored, rounded to its dtype.
+    the code, in which the value is not what it is once it was stored, rounded to its dtype. Of a place, it is the code
+    that computes it: a value that is stored is read by other loops, and a place alone hangs on these.
     """
     kernel, stored = wrong.kernel, Lowered(Control(realised=wrong.labels), "every value stored")
     if kernel is None or not ablator.attempt_under(stored)[1]:
@@ -106,7 +111,10 @@ def prove_inlining(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
     name, nodes = _find_stored(ablator, wrong, kernel.nodes)
     details: DetailsJson = {"operators": wrong.list_code_operators(), "stored": name}
     code, stage, family = wrong.generator.find_fusion_code("inlining"), CODEGEN, wrong.find_family(nodes[-1])
-    if reads_what_it_writes(wrong.lowered, kernel.scheduled):
+    place = next(filter(_OF_PLACES.__contains__, wrong.list_code_operators()), None)
+    if place is not None:
+        code, family, nodes = wrong.generator.find_code(place, vectorised=wrong.is_vectorised), place, wrong.nodes
+    elif reads_what_it_writes(wrong.lowered, kernel.scheduled):
         code, stage, family = _find_writing_code(wrong), LOWERING, ""
     culprit = wrong.make_culprit(stage, code, family, nodes=nodes, necessary=True, details=details)
     return Attribution(replace(culprit, confidence="low" if name is None else "high"))
@@ -130,10 +138,6 @@ def _find_writing_code(wrong: LoweredStep) -> CodeSource:
         if node is not None and name and get_operator_family(name) != "copy":
             return CodeSource(name, *find_lowering_source(node.target))
     return CodeSource("in-place write", *find_definition(facts().places.write_in_place))
-
-
-# Reductions whose result is a place: of loops in another order, it is another one.
-_OF_PLACES = {"reduction:argmax", "reduction:argmin"}
 
 
 def prove_order(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:

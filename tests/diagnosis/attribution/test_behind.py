@@ -14,6 +14,8 @@ import behind_plants as plants
 import pytest
 import torch
 from behind_plants import aten
+from torch._inductor.codegen import cpp
+from torch._inductor.virtualized import V
 from watching import make_compilation
 
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
@@ -422,6 +424,30 @@ def test_an_operator_that_rounds_otherwise_in_vectors_than_in_scalars_is_named(w
     culprit = report["culprit"]
     assert (report["verdict"], culprit["stage"], culprit["rewrite"]) == ("nonfinite", "codegen", "CppVecOverrides.erf")
     assert culprit["necessary"] and "erf in scalars" in [ablation["toggle"] for ablation in report["ablations"]]
+
+
+PLACES = """
+import torch
+
+DYNAMIC = True
+
+def make():
+    return (lambda x: torch.argmin(torch.adaptive_avg_pool1d(x, 2))), (-torch.arange(30.0).double().view(2, 5, 3),)
+"""
+
+
+@pytest.mark.slow
+def test_a_place_is_computed_by_a_reduction_whatever_is_stored(write_case, monkeypatch: pytest.MonkeyPatch):
+    """Of several loops, the place counts the last alone; where what is reduced is stored, there is but one."""
+    combine = cpp.reduction_combine
+
+    def miscounted(*given: object, index: object = None, **named: object) -> object:
+        return combine(*given, index=V.kernel.itervars[-1] if index is not None else None, **named)
+
+    monkeypatch.setattr(cpp, "reduction_combine", miscounted)
+    culprit = triage(load_case(write_case(PLACES)), CPU).to_json()["culprit"]
+    assert (culprit["stage"], culprit["rewrite"]) == ("codegen", "scalar reduction:argmin")
+    assert culprit["necessary"] and culprit["details"]["stored"] == "aten._adaptive_avg_pool2d.default"
 
 
 WHERE_NOTHING_LOOKS_WRONG = [
