@@ -352,10 +352,10 @@ def wrap_dispatch(
 ) -> object:
     """Answer with the metadata of an operator's results as its kernel gives them.
 
-    It is run on zeros of the shapes and strides that the compiler knows. Where these are symbolic, it is run at their
-    hints, and says in which dtype and in which order of dimensions the sizes of the compiler's own answer lie. Where
-    the operator gives a view or takes something else than tensors, the compiler's own answer stands. A kernel that
-    raises whatever the values are raises there too.
+    It is run on zeros of the shapes and strides that the compiler knows. Where these are symbolic, or the result's hang
+    on values, it is run at their hints, and says in which dtype and in which order of dimensions the sizes of the
+    compiler's own answer lie. Where the operator gives a view or takes something else than tensors, the compiler's own
+    answer stands. A kernel that raises whatever the values are raises there too.
     """
     form = find_functional_form(func) if isinstance(func, torch._ops.OpOverload) else None
     if str(func) not in chosen.names and str(form) not in chosen.names:
@@ -364,7 +364,7 @@ def wrap_dispatch(
     given, symbolic = _run_on_filled(func, args, kwargs or {})
     if given is None:
         return original(mode, func, *rest)
-    if not symbolic:
+    if not symbolic and torch.Tag.dynamic_output_shape not in func.tags:
         convert = mode.fake_tensor_converter.from_real_tensor
         return pytree.tree_map_only(torch.Tensor, lambda tensor: convert(mode, tensor), given)
     answer = original(mode, func, *rest)
@@ -426,6 +426,8 @@ def _run_on_filled(func: OpOverload, args: tuple[object, ...], kwargs: dict[str,
         result, error = run(0)
         if error is not None and str(run(1)[1]) == str(error):
             raise IntendedError(error)
+        if isinstance(result, torch.Tensor) and not result.numel():  # its size hangs on the values
+            result = run(1)[0]
     return result, symbolic
 
 
@@ -438,7 +440,9 @@ def _lay_out_alike(said: object, kernel: object) -> object:
     """A fake tensor of the sizes that were ``said``, in the dtype and order of dimensions of the kernel's result."""
     if not isinstance(said, torch.Tensor) or not isinstance(kernel, torch.Tensor):
         return said
-    if list(map(get_hint, said.shape)) != list(kernel.shape) or said.device != kernel.device:
+    if said.device != kernel.device or said.dim() != kernel.dim():
+        return said
+    if any(get_hint(ours) not in (theirs, None) for ours, theirs in zip(said.shape, kernel.shape, strict=True)):
         return said
     strides: list[Any] = [1] * said.dim()
     step: Any = 1
@@ -447,4 +451,4 @@ def _lay_out_alike(said: object, kernel: object) -> object:
         step = step * said.shape[dim]
     made = torch.empty_strided(said.shape, strides, dtype=kernel.dtype, device=said.device)
     pairs = zip(kernel.shape, made.stride(), kernel.stride(), strict=True)
-    return made if all(size == 1 or get_hint(ours) == theirs for size, ours, theirs in pairs) else said
+    return made if all(size == 1 or get_hint(ours) in (theirs, None) for size, ours, theirs in pairs) else said

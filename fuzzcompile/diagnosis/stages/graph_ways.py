@@ -430,9 +430,7 @@ def _pair_metadata(record: GraphRecord, inputs: Sequence[Any]) -> Iterator[ways.
         for node in snapshot.graph.nodes:
             said, value = node.meta.get("val"), run.values.get(node.name)
             if node.op == "call_function" and isinstance(said, torch.Tensor) and isinstance(value, torch.Tensor):
-                recorded = _describe_metadata(said, strides=given)
-                if recorded is not None:
-                    yield ways.Pair((node, given), str(_describe_metadata(value, strides=given)), recorded)
+                yield ways.Pair((node, given), *_describe_metadata(value, said, strides=given))
 
 
 def _measure_metadata(pair: ways.Pair[ways.At]) -> ways.PartedStep[ways.At] | None:
@@ -460,26 +458,29 @@ def _word_metadata(record: GraphRecord, parting: ways.PartedStep[_Recorded]) -> 
     return None
 
 
-def _describe_metadata(tensor: torch.Tensor, *, strides: bool) -> str | None:
-    """Dtype, shape and the strides that are followed; None where a size is not known."""
-    try:
-        shape = [get_hint(size) for size in tensor.shape]
-        steps = [get_hint(step) for step in tensor.stride()] if strides else []
-    except (ValueError, RuntimeError):
-        return None
-    if None in shape or None in steps:
-        return None
-    followed = [step for size, step in zip(shape, steps, strict=False) if size != 1] if 0 not in shape else []
-    return f"{tensor.dtype} {tuple(shape)}" + (f" strides {tuple(followed)}" if strides else "")
+def _describe_metadata(value: torch.Tensor, said: torch.Tensor, *, strides: bool) -> tuple[str, str]:
+    """Dtype, shape and the strides that are followed, of a value and as ``said``: what is not known there is alike."""
+    shape: list[int | None] = [*value.shape]
+    steps: list[int | None] = [*value.stride()]
+    known, stepped = (list(map(get_hint, sizes)) for sizes in (said.shape, said.stride()))
+    if said.dim() == value.dim():
+        known, stepped = (
+            [real if hint is None else hint for real, hint in zip(reals, hints, strict=True)]
+            for reals, hints in ((shape, known), (steps, stepped))
+        )
+
+    def write(dtype: torch.dtype, sizes: Sequence[int | None], steps: Sequence[int | None]) -> str:
+        followed = [step for size, step in zip(sizes, steps, strict=True) if size != 1] if 0 not in sizes else []
+        return f"{dtype} {tuple(sizes)}" + (f" strides {tuple(followed)}" if strides else "")
+
+    return write(value.dtype, shape, steps), write(said.dtype, known, stepped)
 
 
 def _compare_tangents(divergence: Divergence) -> Iterator[ways.Sides[str]]:
     """What the backward graph got of autograd, and what it was traced for: its kernels read by the traced strides."""
     for captured in ways.iter_captured(divergence.trial.ledger, stage=stages.POST_GRAD, direction="backward"):
         pairs = [
-            ways.Pair(
-                str(node.target), _describe_metadata(value, strides=True), _describe_metadata(traced, strides=True)
-            )
+            ways.Pair(str(node.target), *_describe_metadata(value, traced, strides=True))
             for node, value in zip(list_placeholders(captured.record.snapshots[0]), captured.inputs, strict=True)
             if str(node.target).startswith("tangents")
             and isinstance(value, torch.Tensor)
@@ -505,6 +506,17 @@ _METADATA = (Verdict.METADATA, *ERRORS)
 METADATA = ways.Way(
     "values, and what a graph records of them",
     _compare_metadata,
-    shows=lambda seen: seen.verdict in _METADATA,
+    shows=lambda seen: seen.is_of_values or seen.verdict in _METADATA,
     most=None,
 )
+
+
+def prove_metadata(ablator: Ablator) -> Attribution | None:
+    """What parts first of values and what is recorded of them; where values are wrong, only if a compile proves it."""
+    found = ablator.once(METADATA.find)
+    if not found:
+        return None
+    attribution = ways.prove_without(ablator, found[0])
+    if ablator.is_of_values:
+        return attribution if attribution is not None and attribution.is_proved else None
+    return attribution or ways.doubt(ablator, found[0])

@@ -122,7 +122,7 @@ ORDER: tuple[SearchStep, ...] = (
     SearchStep(Shows.IN_GRAPHS, _prove_stage(FUNCTIONALIZATION)),
     SearchStep(Shows.IN_GRAPHS, _prove_stage(PARTITION)),
     SearchStep(Shows.IN_GRAPHS, partial(prove_instruction, doubts=True)),
-    SearchStep(Shows.IN_GRAPHS, _prove_first(graph_ways.METADATA)),
+    SearchStep(Shows.IN_GRAPHS, graph_ways.prove_metadata),
     SearchStep(Shows.IN_GRAPHS, _prove_first(graph_ways.TANGENTS)),
     SearchStep(Shows.IN_GRAPHS, operators.doubt_operators),
     SearchStep(Shows.IN_GRAPHS, _prove_first(_LOST)),

@@ -492,6 +492,38 @@ def test_planted_bug_is_named_and_proved(planted: Planted, tmp_path: Path):
         assert [ablation.repairs for ablation in found.ablations] == [True]
 
 
+ROWS = """
+import torch
+
+CONFIG = {"dynamo": {"capture_dynamic_output_shape_ops": True}}
+OPTIONS = {"size_asserts": ASSERTS}
+
+def f(x):
+    rows = torch.argwhere(x > 0)
+    return rows[:, 0] * 2 - rows[:, 1]
+
+def make():
+    torch.manual_seed(0)
+    return f, (torch.randn(3, 5),)
+"""
+
+
+@pytest.mark.parametrize(("asserts", "verdict"), [("True", "runtime_error"), ("False", "miscompile")])
+def test_a_fake_result_of_another_layout_is_named_where_its_size_hangs_on_values(
+    tmp_path: Path, asserts: str, verdict: str
+):
+    def rowwise(kept: Any) -> Any:
+        return lambda *given, **named: kept(*given, **named).contiguous()
+
+    path = tmp_path / "case.py"
+    path.write_text(ROWS.replace("ASSERTS", asserts))
+    with entry(fake_impls.op_implementations_dict, aten.nonzero.default, rowwise):
+        report = triage(load_case(path), torch.device("cpu")).to_json()
+    culprit = report["culprit"]
+    assert (report["verdict"], culprit["stage"], culprit["rewrite"]) == (verdict, "fake_tensor", "aten.nonzero.default")
+    assert culprit["necessary"] and culprit["details"]["got"].endswith("strides (2, 1)")
+
+
 @contextlib.contextmanager
 def gather_takes_the_nearest() -> Iterator[None]:
     """The lowering of ``gather`` takes another index for one that is out of range."""
