@@ -107,7 +107,7 @@ def replay_graph(
     given = {
         (copied.untyped_storage().data_ptr(), copied.dtype): captured
         for copied, captured, left in zip(arguments, inputs, after, strict=True)
-        if left is captured and _is_strided_tensor(copied) and _is_strided_tensor(captured)
+        if left is captured and is_strided(copied) and is_strided(captured)
     }
     return ReplayResult([_restore_view(output, given) for output in pytree.tree_leaves(result)], after)
 
@@ -173,7 +173,7 @@ def _restore_view(output: object, given: Mapping[tuple[int, torch.dtype], torch.
     """The output, as a view of the captured tensor whose copy it is a view of, if there is one."""
     if is_streamed(output):
         return unstream(output)
-    if not _is_strided_tensor(output) or not output.numel():
+    if not is_strided(output) or not output.numel():
         return output
     captured = given.get((output.untyped_storage().data_ptr(), output.dtype))
     if captured is None:
@@ -181,7 +181,8 @@ def _restore_view(output: object, given: Mapping[tuple[int, torch.dtype], torch.
     return captured.detach().as_strided(output.size(), output.stride(), output.storage_offset())
 
 
-def _is_strided_tensor(value: object) -> TypeGuard[torch.Tensor]:
+def is_strided(value: object) -> TypeGuard[torch.Tensor]:
+    """Return whether a value is a tensor whose elements lie in its memory as its strides say."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_quantized:
         return False
     return not (value.is_nested or value.is_conj() or value.is_neg() or is_streamed(value))

@@ -15,7 +15,7 @@ from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.watch.rule_labels import get_family
 from fuzzcompile.diagnosis.attribution.culprit import Divergence
 from fuzzcompile.diagnosis.attribution.steps import measure_steps, rank_suspects, select_semantic_steps
-from fuzzcompile.diagnosis.decision import Decision, confirm, decide
+from fuzzcompile.diagnosis.decision import Decision, confirm, decide, settle
 from fuzzcompile.diagnosis.eager_judgement import judge_eager
 from fuzzcompile.diagnosis.oracle.judgement import choose_wrong_values_verdict
 from fuzzcompile.diagnosis.refusals import CannotJudge
@@ -181,6 +181,7 @@ def probe_case(
     steps = measure_steps(trial.ledger)
     verdict = trial.judgement.verdict
     if thorough:
+        experiments, trial = settle(experiments, trial, steps)
         decision = decide(experiments, trial, steps)
         if not screen and decision.verdict.is_bug:
             decision = confirm(experiments, trial, decision)

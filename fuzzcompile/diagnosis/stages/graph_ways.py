@@ -24,6 +24,7 @@ from fuzzcompile.compiler.graph_replay import (
     ReplayResult,
     compute_values,
     differentiate_graph,
+    is_strided,
     list_random_calls,
     replay_graph,
 )
@@ -429,7 +430,7 @@ def _pair_metadata(record: GraphRecord, inputs: Sequence[Any]) -> Iterator[ways.
         run = run_eagerly(snapshot, inputs, double=False)
         for node in snapshot.graph.nodes:
             said, value = node.meta.get("val"), run.values.get(node.name)
-            if node.op == "call_function" and isinstance(said, torch.Tensor) and isinstance(value, torch.Tensor):
+            if node.op == "call_function" and is_strided(said) and is_strided(value):
                 yield ways.Pair((node, given), *_describe_metadata(value, said, strides=given))
 
 
@@ -483,8 +484,8 @@ def _compare_tangents(divergence: Divergence) -> Iterator[ways.Sides[str]]:
             ways.Pair(str(node.target), *_describe_metadata(value, traced, strides=True))
             for node, value in zip(list_placeholders(captured.record.snapshots[0]), captured.inputs, strict=True)
             if str(node.target).startswith("tangents")
-            and isinstance(value, torch.Tensor)
-            and isinstance(traced := node.meta.get("val"), torch.Tensor)
+            and is_strided(value)
+            and is_strided(traced := node.meta.get("val"))
         ]
         yield ways.Sides(ways.walk_pairs(pairs), _word_tangent, _measure_metadata)
 

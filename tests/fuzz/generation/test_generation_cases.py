@@ -144,7 +144,8 @@ def test_the_mix_is_light_and_has_both_passes(many: list[GeneratedCase]) -> None
     assert 0.4 < sum(spec.dtype == "float32" for spec in drawn) / len(drawn) < 0.6
     assert 0.05 < sum(bool(spec.compile.calls) for spec in drawn) / len(drawn) < 0.2
     assert 0.1 < sum(bool(spec.compile.toggles) for spec in drawn) / len(drawn) < 0.4
-    dropout = Counter(spec.attention.dropout for spec in drawn if spec.training and spec.attention.dropout is not None)
+    trained = [case.spec for case in many if case.spec.training]
+    dropout = Counter(spec.attention.dropout for spec in trained if spec.attention.dropout is not None)
     assert dropout[0.0]
     assert dropout[0.1]
 
