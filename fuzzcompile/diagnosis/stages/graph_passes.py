@@ -262,12 +262,12 @@ class Prover:
             culprit = replace(culprit, family="+".join(sorted(families)))
         contributors = [self._make_culprit(cause, None, necessary=None) for cause in causes]
         try:
-            sufficient = self._is_sufficient(closure)
+            culprit = replace(culprit, sufficient=self._is_sufficient(closure))
+            if culprit.sufficient is False and not causes:
+                contributors.extend(self._iter_contributors(closure))
         except OutOfTime:  # what is shown stays shown
-            return Attribution(culprit, contributors)
-        if sufficient is False and not causes:
-            contributors = self._find_contributors(closure)
-        return Attribution(replace(culprit, sufficient=sufficient), contributors)
+            return Attribution(culprit, contributors, cut_off=True)
+        return Attribution(culprit, contributors)
 
     def _make_culprit(self, label: Label, step: Step | None, *, necessary: bool | None) -> Culprit:
         if step is None:
@@ -319,8 +319,7 @@ class Prover:
                 return True
         return False if repaired else None
 
-    def _find_contributors(self, closure: Sequence[Label]) -> list[Culprit]:
-        contributors: list[Culprit] = []
+    def _iter_contributors(self, closure: Sequence[Label]) -> Iterator[Culprit]:
         tried = {get_base_name(label.rewrite) for label in closure}
         for _, _, rewrite in self.trial.ledger.list_rewrites():
             name = get_base_name(rewrite.label.rewrite)
@@ -328,8 +327,7 @@ class Prover:
                 continue
             tried.add(name)
             if self.veto([rewrite.label], screen=self.ablator.screens)[1]:
-                contributors.append(self._make_culprit(rewrite.label, None, necessary=True))
-        return contributors
+                yield self._make_culprit(rewrite.label, None, necessary=True)
 
 
 def find_failing_rewrite(trial: Trial) -> Label | None:

@@ -13,8 +13,9 @@ from torch._inductor.fx_passes import joint_graph, post_grad
 from watching import make_compilation
 
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
+from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.diagnosis import attributor
-from fuzzcompile.diagnosis.attribution.culprit import REPLAY, VALUES, Ablator, Attribution
+from fuzzcompile.diagnosis.attribution.culprit import REPLAY, VALUES, Ablator, Attribution, OutOfTime
 from fuzzcompile.diagnosis.attribution.steps import measure_steps
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
@@ -85,6 +86,27 @@ def test_culprit_is_sufficient_or_its_helper_is_named(attributed: tuple[Trial, A
     else:
         assert found.contributors
         assert all(other.necessary for other in found.contributors)
+
+
+@pytest.mark.parametrize(("compiles", "sufficient", "helpers"), [(1, None, []), (5, False, ["remove_noop_ops"])])
+def test_what_is_proved_stays_so_when_the_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiles: int, sufficient: bool | None, helpers: list[str]
+):
+    run, left = Ablator.run_trial, iter(range(compiles))
+
+    def run_in_time(ablator: Ablator, how: Compilation) -> Trial:
+        if next(left, None) is None:
+            raise OutOfTime
+        return run(ablator, how)
+
+    monkeypatch.setattr(Ablator, "run_trial", run_in_time)
+    plant = PLANTS["replacement in a joint graph with gradients"]
+    with plant.install():
+        _, found = attribute(experiments_of(tmp_path, plant.program, backward=plant.backward, config=plant.config))
+    assert found.culprit is not None and found.cut_off
+    assert (found.culprit.rewrite, found.culprit.necessary) == (plant.rewrite, True)
+    assert found.culprit.sufficient is sufficient
+    assert [helper.rewrite for helper in found.contributors] == helpers
 
 
 def test_siblings_that_take_its_place_are_vetoed_together(tmp_path: Path):
