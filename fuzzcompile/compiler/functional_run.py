@@ -86,6 +86,7 @@ class NodeRun:
     outputs: list[object] = field(default_factory=list)
     inputs: list[object] = field(default_factory=list)  # as they are afterwards
     operators: dict[str, list[OpOverload]] = field(default_factory=dict)
+    random_state: torch.Tensor | None = None  # of the CPU's generator, afterwards
     error: BaseException | None = None
 
 
@@ -132,6 +133,7 @@ def run_eagerly(
                 [value.detach() if isinstance(value, torch.Tensor) else value for value in map(from_fun, values)]
                 for values in (results, given)
             )
+            found.random_state = torch.get_rng_state()
         except (KeyboardInterrupt, MemoryError):
             raise
         except Exception as error:  # of the program: it is the answer

@@ -271,20 +271,35 @@ def _name_call(node: fx.Node) -> str:
 
 
 def _compare_functional(divergence: Divergence) -> Iterator[ways.Sides[str]]:
-    tools = load_functional_tools()
     # In a later call inputs may overlap that did not when the graph was made.
-    for captured in ways.iter_captured(divergence.trial.ledger, calls=CAPTURED_CALLS) if tools else ():
-        snapshot, inputs = captured.record.snapshots[-1], captured.inputs
-        for seed in SEEDS if list_drawing_nodes(snapshot) else SEEDS[:1]:
-            for double in (True, False):
-                run = partial(run_eagerly, snapshot, inputs, double=double, seed=seed)
-                plain, functional = run(), run(tools=tools, by_node=False)
-                if plain.error is None and functional.error is None:
-                    word = partial(_word_functional, captured, plain, partial(run, tools=tools))
-                    yield ways.Sides(ways.walk_pairs(_pair_results(plain, functional)), word, _measure_result)
-                    break
-            else:
+    for captured in (
+        ways.iter_captured(divergence.trial.ledger, calls=CAPTURED_CALLS) if load_functional_tools() else ()
+    ):
+        draws = bool(list_drawing_nodes(captured.record.snapshots[-1]))
+        for seed in SEEDS if draws else SEEDS[:1]:
+            sides = _run_both(captured, seed, double=True) or _run_both(captured, seed, double=False)
+            if sides is None:
                 break  # what does not run under one seed runs under none
+            yield sides
+        # In another dtype, a kernel draws otherwise.
+        if draws and divergence.experiments.runs.promises_eager_numbers:
+            drawn = _run_both(captured, SEEDS[0], double=False, numbers=True)
+            yield from [] if drawn is None else [drawn]
+
+
+def _run_both(
+    captured: ways.CapturedGraphs, seed: int, *, double: bool, numbers: bool = False
+) -> ways.Sides[str] | None:
+    """A graph as it is and functionally; ``numbers``: only how far both leave the generator of random numbers."""
+    tools = load_functional_tools()
+    run = partial(run_eagerly, captured.record.snapshots[-1], captured.inputs, double=double, seed=seed)
+    plain, functional = run(), run(tools=tools, by_node=False)
+    if plain.error is not None or functional.error is not None:
+        return None
+    state = ways.Pair("random state", plain.random_state, functional.random_state)
+    pairs = [state] if numbers else _pair_results(plain, functional)
+    word = partial(_word_functional, captured, plain, partial(run, tools=tools))
+    return ways.Sides(ways.walk_pairs(pairs), word, _measure_result)
 
 
 def _pair_results(plain: NodeRun, functional: NodeRun) -> Iterator[ways.Pair[str]]:

@@ -504,3 +504,27 @@ def test_an_error_that_is_gone_once_a_value_is_stored_names_its_lowering(write_c
     culprit = report["culprit"]
     assert (report["verdict"], culprit["stage"], culprit["rewrite"]) == ("compile_error", "lowering", "aten.view.dtype")
     assert culprit["necessary"] is True and culprit["details"]["stored"] == "aten.view.dtype"
+
+
+# What is drawn is not read: the generator alone tells that other numbers were taken from it.
+UNREAD = """
+import torch
+
+OPTIONS = {"fallback_random": True}
+
+def program(x):
+    x.clone()[..., ::2].normal_()
+    return x * 2
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(2, 3, 32),)
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the order of numbers hangs on the torch")
+def test_numbers_that_nothing_reads_are_told_by_what_they_leave_of_the_generator(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(UNREAD)), torch.device("cpu")).to_json()
+    culprit = report["culprit"]
+    assert (culprit["stage"], culprit["rewrite"]) == ("functionalization", "aten.normal_.default")
+    assert culprit["necessary"] and culprit["details"]["differs"] == "random state"
