@@ -468,7 +468,7 @@ def prove_operators(ablator: Ablator, *, certain: bool) -> Attribution | None:
     attribution = prove_in_turn(ablator, chosen)
     if attribution is not None or not certain:
         return attribution
-    first = next((each for each in chosen if each.certain), None)
+    first = next((each for each in chosen if each.certain and each.culprit.stage == FAKE_TENSOR), None)
     # What no compile could do without (its sizes are symbols, say) is left to eager mode with the whole call.
     return prove_at_call(ablator, first) if first is not None else None
 

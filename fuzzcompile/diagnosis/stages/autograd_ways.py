@@ -44,6 +44,9 @@ from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run.code_files import get_module_file
 from fuzzcompile.run.tensors import list_significant_strides
 
+_MOST_WRITES = 4  # that are left to eager mode together
+
+
 # What AOTAutograd assumes of dynamo's graphs and of tangents, against what a run shows.
 
 
@@ -79,11 +82,28 @@ def _find_contradictions(divergence: Divergence) -> Iterator[Found]:
 
 def _place_at_writes(culprit: Culprit, captured: ways.CapturedGraphs) -> list[Culprit]:
     """The culprit at each call of dynamo's graph that writes to its arguments."""
+    placed = ((node, find_location([node])) for node in _list_writes(captured))
+    return [replace(culprit, nodes=(node.name,), site=None if at is None else f"{at} #1") for node, at in placed]
+
+
+def _list_writes(captured: ways.CapturedGraphs) -> list[fx.Node]:
     snapshot = captured.record.snapshots[-1]
     run = run_eagerly(snapshot, captured.inputs, double=False)
-    written = (node for node in snapshot.graph.nodes if _is_written(node, run))
-    placed = ((node, find_location([node])) for node in written)
-    return [replace(culprit, nodes=(node.name,), site=None if at is None else f"{at} #1") for node, at in placed]
+    return [node for node in snapshot.graph.nodes if _is_written(node, run)]
+
+
+def _prove_at_writes(ablator: Ablator, found: Found) -> Attribution | None:
+    """The culprit, proved at its call; or where several writes lead to it, at all of them together."""
+    proved = prove_at_call(ablator, found)
+    if proved is not None:
+        return proved
+    writes = (node for captured in ways.iter_captured(ablator.trial.ledger) for node in _list_writes(captured))
+    calls = {name: node.target for node in writes if (name := find_call_name(node)) is not None}
+    if not 1 < len(calls) <= _MOST_WRITES or not ablator.is_repaired_by(GraphBreak(tuple(calls.items()))):
+        return None
+    # Of functionalization's own function that is proof; of one write among several, that it is one of them.
+    sure = found.culprit.source is not None
+    return Attribution(replace(found.culprit, necessary=True, confidence="high" if sure else "low"))
 
 
 # Outputs that are views: the runtime makes them anew from what it holds of the tensor that they are views of.
@@ -406,15 +426,17 @@ def _misses_a_gradient(divergence: Divergence) -> bool:
     return failure is not None and facts().errors.not_reached in failure.message
 
 
-_ANALYSIS = ways.Way("AOTAutograd's analysis, and a run", _find_contradictions, prove_at_call, most=3)
+_ANALYSIS = ways.Way("AOTAutograd's analysis, and a run", _find_contradictions, _prove_at_writes, most=3)
 AOT_AUTOGRAD = (
     ways.Way("outputs that are views", _find_regenerated, _prove_alone, shows=lambda seen: True),
     replace(_ANALYSIS, shows=attrgetter("trial.observation.failure")),  # may be why it raises
-    ways.Way("what AOTAutograd raises", _find_raising, prove_at_call, attrgetter("trial.observation.failure"), most=3),
+    ways.Way(
+        "what AOTAutograd raises", _find_raising, _prove_at_writes, attrgetter("trial.observation.failure"), most=3
+    ),
     ways.Way("outputs from which autograd reaches others", _find_joined, prove_at_call, _misses_a_gradient),
     ways.Way("random calls of a program, and of its operators", _find_lost_draws, prove_at_call),
     ways.Way("tangents, and their copies", _find_tangents, ways.prove_without),
-    ways.Way("dynamo's graph, and the same without in-place writes", _compare_functional, prove_at_call),
+    ways.Way("dynamo's graph, and the same without in-place writes", _compare_functional, _prove_at_writes),
     ways.Way("calls in eager mode, and as they are traced", _compare_composites, prove_at_call, most=4),
     _ANALYSIS,
     ways.Way("calls for what they do besides", _find_effects_alone, _prove_alone, most=3),

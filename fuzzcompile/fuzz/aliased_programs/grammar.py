@@ -15,6 +15,7 @@ from fuzzcompile.fuzz.aliased_programs.layouts import VIEWS, Layout, View
 from fuzzcompile.fuzz.generation.spec import AliasedProgram, Pen
 from fuzzcompile.model.tables import read_table
 
+Kind = Literal["int", "float", "differentiated"]
 Other = Literal["any", "equal"]
 """What a second operand is: one that the first takes, or one of the same shape and dtype."""
 
@@ -28,7 +29,7 @@ class Write:
     weight: int
     of: Other | None = None
     apart: bool = False
-    kinds: tuple[Literal["int", "float"], ...] = ("int", "float")
+    kinds: tuple[Kind, ...] = ("int", "float", "differentiated")
     rank: int = 1
 
 
@@ -65,8 +66,8 @@ def list_alias_names() -> Iterator[tuple[str, str, int, str]]:
 
 
 _INTEGERS = (("int64", 66), ("int32", 24), ("uint8", 10))
-# Percentage of programs of floating-point numbers.
-_FLOATING = 40
+# Percentages: programs of floating-point numbers, and those of them through which gradients flow.
+_FLOATING, _DIFFERENTIATED = 40, 35
 _SIZES = (6, 8, 12, 15, 24)
 _LENGTHS = ((2, 10), (3, 22), (4, 26), (5, 20), (6, 14), (7, 8))
 _STEPS = (("write", 46), ("view", 30), ("read", 24))
@@ -102,8 +103,12 @@ class _Draft:
 
     pen: Pen
     values: list[_Value]
+    differentiated: bool = False
     statements: list[_Statement] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
+
+    def get_kind(self, layout: Layout) -> Kind:
+        return "int" if not layout.is_floating else "differentiated" if self.differentiated else "float"
 
     def get_layouts(self) -> dict[str, Layout]:
         return {value.name: value.layout for value in self.values}
@@ -138,25 +143,30 @@ def draw_aliased(pen: Pen, floating: str) -> AliasedProgram:
     dtype = floating if pen.chance(_FLOATING) else pen.draw_weighted(_INTEGERS)
     size = pen.one_of(_SIZES)
     base = Layout.of_new("base", dtype, (size,))
-    held = pen.chance(_MODULE)
-    inputs = [_draw_input(pen, name, base) for name in "abc"[: 1 + pen.number(2)]]
-    values = [_Value(name, layout) for name, (_, layout) in zip("abc", inputs, strict=False)]
-    draft = _Draft(pen, [*values, *([_Value("self.base", base)] if held else [])])
+    held, differentiated = pen.chance(_MODULE), pen.chance(_DIFFERENTIATED, "aliased_gradients")
+    differentiated = differentiated and base.is_floating and not held
+    draft = _Draft(pen, [], differentiated)
+    inputs = [_draw_input(draft, name, base) for name in "abc"[: 1 + pen.number(2)]]
+    draft.values += [_Value(name, layout) for name, (_, layout) in zip("abc", inputs, strict=False)]
+    draft.values += [_Value("self.base", base)] if held else []
     given = draft.get_layouts()
     for _ in range(pen.draw_weighted(_LENGTHS)):
         step, draws = pen.draw_weighted(_STEPS), _DRAWS
         any(draws[step](draft) for _ in range(_TRIES))
     outputs = _draw_outputs(draft, len(given))
     run = _draw_run(draft, outputs, given, len(inputs)) if pen.chance(_DRIVEN) else ()
+    texts = tuple(text for text, _ in inputs)
+    run = _differentiate(run, texts) if differentiated else run
     statements = _prune(draft.statements, outputs)
     return AliasedProgram(
         names=tuple(dict.fromkeys(statement.row for statement in statements)),
-        base=_write_base(dtype, size),
-        inputs=tuple(text for text, _ in inputs),
+        base=_write_base(dtype, size, ", requires_grad=True" if differentiated else ""),
+        inputs=texts,
         statements=tuple(line for statement in statements for line in statement.lines),
         outputs=outputs,
         run=run,
         held=held,
+        differentiated=differentiated,
     )
 
 
@@ -171,25 +181,27 @@ def _prune(statements: Sequence[_Statement], outputs: Sequence[str]) -> list[_St
     return kept[::-1]
 
 
-def _write_base(dtype: str, size: int) -> str:
+def _write_base(dtype: str, size: int, more: str) -> str:
     if "float" in dtype:
-        return f"torch.randn({size}{'' if dtype == 'float32' else f', dtype=torch.{dtype}'})"
+        return f"torch.randn({size}{'' if dtype == 'float32' else f', dtype=torch.{dtype}'}{more})"
     return f"torch.arange({size}{'' if dtype == 'int64' else f', dtype=torch.{dtype}'})"
 
 
-def _draw_input(pen: Pen, name: str, base: Layout) -> tuple[str, Layout]:
+def _draw_input(draft: _Draft, name: str, base: Layout) -> tuple[str, Layout]:
     """The expression of an input, over ``base``, and where it lies."""
+    pen = draft.pen
     shared = name == "a" or pen.chance(_SHARED)
     text, layout = ("base", base) if shared else ("base.clone()", Layout.of_new(name, base.dtype, base.shape))
     for _ in range(pen.draw_weighted([(0, 30), (1, 48), (2, 22)])):
-        found = _draw_view(pen, layout)
+        found = _draw_view(pen, layout, draft.get_kind(layout))
         if found is not None and found[0].name not in ("view_set", "view_detached", "view_alike"):
             text, layout = Template(found[0].form).substitute(a=text), found[1]
     return text, layout
 
 
-def _draw_view(pen: Pen, of: Layout) -> tuple[View, Layout] | None:
-    fitting = [(view.name, view.weight) for view in VIEWS if view.place(of) is not None]
+def _draw_view(pen: Pen, of: Layout, kind: Kind) -> tuple[View, Layout] | None:
+    allowed = (view for view in VIEWS if view.differentiable or kind != "differentiated")
+    fitting = [(view.name, view.weight) for view in allowed if view.place(of) is not None]
     if not fitting:
         return None
     name = pen.draw_named(fitting)
@@ -200,7 +212,7 @@ def _draw_view(pen: Pen, of: Layout) -> tuple[View, Layout] | None:
 
 def _add_view(draft: _Draft) -> bool:
     of = draft.pick(lambda layout: layout.rank > 0)
-    found = None if of is None else _draw_view(draft.pen, of.layout)
+    found = None if of is None else _draw_view(draft.pen, of.layout, draft.get_kind(of.layout))
     if of is None or found is None:
         return False
     view, layout = found
@@ -227,8 +239,7 @@ def _add_write(draft: _Draft) -> bool:
     row = next(row for row in rows if row.name == name)
 
     def takes(layout: Layout) -> bool:
-        kind = "float" if layout.is_floating else "int"
-        return layout.rank >= row.rank and layout.is_writable and kind in row.kinds
+        return layout.rank >= row.rank and layout.is_writable and draft.get_kind(layout) in row.kinds
 
     a = draft.pick(takes)
     if a is None:
@@ -310,6 +321,20 @@ def _draw_run(draft: _Draft, outputs: Sequence[str], given: Mapping[str, Layout]
     return (*lines, f"return {', '.join(('first', 'second')[: len(calls)])}")
 
 
+def _differentiate(run: Sequence[str], inputs: Sequence[str]) -> tuple[str, ...]:
+    """The statements of ``run`` with views of a tensor that is no leaf: autograd refuses writes to one.
+
+    It is given back as well: whatever is detached, a gradient flows through what was written to it.
+    """
+    plain = f"return model({', '.join(f'given[{at}]' for at in range(len(inputs)))})"
+    *calls, returned = [line.replace("inputs[", "given[") for line in run] or [plain]
+    return ("base = inputs[0] * 1", f"given = ({_write_tuple(inputs)})", *calls, f"{returned}, base")
+
+
+def _write_tuple(texts: Sequence[str]) -> str:
+    return ", ".join(texts) + "," * (len(texts) == 1)
+
+
 def _draw_other_call(draft: _Draft, given: Mapping[str, Layout], count: int) -> str | None:
     """Other inputs of the same sizes, whose memory is shared in another way, for which the program is defined too."""
     names, forms = "abc"[:count], list[tuple[str, dict[str, Layout]]]()
@@ -351,7 +376,7 @@ def render_aliased(program: AliasedProgram, seed: int, settings: Sequence[tuple[
         lines += ["", "", f"def program({arguments}):", *(f"    {line}" for line in body)]
     if program.run:
         lines += ["", "", "def run(model, inputs):", *(f"    {line}" for line in program.run)]
-    made = ", ".join(program.inputs) + "," * (len(program.inputs) == 1)
+    made = _write_tuple(["base"] if program.differentiated else program.inputs)
     lines += ["", "", "def make():", f"    torch.manual_seed({seed})", f"    base = {program.base}"]
     lines += [f"    return {'Model(base).eval()' if program.held else 'program'}, ({made})", ""]
     return "\n".join(lines)

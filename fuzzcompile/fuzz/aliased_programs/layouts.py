@@ -83,12 +83,16 @@ class Layout:
 
 @dataclass(frozen=True)
 class View:
-    """One way to view a tensor: its expression, and where the view's elements lie; None where there is no such view."""
+    """One way to view a tensor: its expression, and where the view's elements lie; None where there is no such view.
+
+    Not ``differentiable``: autograd has no derivative of it, or refuses a write to it.
+    """
 
     name: str
     form: str
     weight: int
     place: Callable[[Layout], Layout | None]
+    differentiable: bool = True
 
 
 def _cut(of: Layout, start: int, step: int = 1, stop: int | None = None) -> Layout | None:
@@ -153,7 +157,7 @@ VIEWS = (
     View("view_start", "$a[:-1]", 8, lambda of: _cut(of, 0, 1, -1)),
     View("view_even", "$a[::2]", 8, lambda of: _cut(of, 0, 2)),
     View("view_odd", "$a[1::2]", 6, lambda of: _cut(of, 1, 2)),
-    View("view_half", "$a.chunk(2)[1]", 6, lambda of: _cut(of, (of.shape[0] + 1) // 2) if of.rank else None),
+    View("view_half", "$a.chunk(2)[1]", 6, lambda of: _cut(of, (of.shape[0] + 1) // 2) if of.rank else None, False),
     View("view_narrow", "$a.narrow(0, 1, 2)", 4, lambda of: _cut(of, 1, 1, 3) if of.rank and of.shape[0] > 2 else None),
     View("view_first", "$a[0]", 8, lambda of: _select(of, 0)),
     View("view_last", "$a[-1]", 5, lambda of: _select(of, -1)),
@@ -169,7 +173,7 @@ VIEWS = (
     View("view_bits", "$a.view(torch.int32)", 4, lambda of: _view_as_int32(of, "float32")),
     View("view_detached", "$a.detach()", 5, lambda of: of),
     View("view_alike", "$a.view_as($a)", 5, lambda of: of),
-    View("view_set", "torch.empty(0, dtype=$a.dtype).set_($a)", 2, lambda of: of),
+    View("view_set", "torch.empty(0, dtype=$a.dtype).set_($a)", 2, lambda of: of, False),
     View("view_contiguous", "$a.contiguous()", 4, lambda of: of if of.is_contiguous else None),
     View("view_reshaped", "$a.reshape(-1)", 5, _flatten),
 )

@@ -197,12 +197,14 @@ def _draw_aliased(pen: Pen, profile: Profile) -> CaseSpec:
     dynamic = pen.draw_weighted([(None, 75), (True, 25)])
     attention = Attention(idioms("attention")[0].name)
     dtype = pen.one_of(profile.dtypes)
+    aliases = draw_aliased(pen, dtype)
     return CaseSpec(
         attention=attention,
         dims=Dims(1, 1, 1, 1),
-        aliases=draw_aliased(pen, dtype),
+        aliases=aliases,
         dtype=dtype,
-        compile=Compile(grad=grad, dynamic=dynamic),
+        backward=aliases.differentiated,
+        compile=Compile(grad=None if aliases.differentiated else grad, dynamic=dynamic),
     )
 
 

@@ -142,7 +142,8 @@ class AliasedProgram:
     """A program over tensors that share memory.
 
     ``names`` are the rows that it is made of, ``base`` the expression of the tensor whose views the ``inputs`` are;
-    with ``held``, a module has it as a buffer. ``run`` are the statements that call it, none for one plain call.
+    with ``held``, a module has it as a buffer. ``run`` are the statements that call it, none for one plain call. If it
+    is ``differentiated``, that tensor is computed of one that requires gradients, and ``run`` makes its views.
     """
 
     names: tuple[str, ...]
@@ -152,6 +153,7 @@ class AliasedProgram:
     outputs: tuple[str, ...]
     run: tuple[str, ...] = ()
     held: bool = False
+    differentiated: bool = False
 
 
 @dataclass(frozen=True)

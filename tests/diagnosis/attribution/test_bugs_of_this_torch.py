@@ -528,3 +528,63 @@ def test_numbers_that_nothing_reads_are_told_by_what_they_leave_of_the_generator
     culprit = report["culprit"]
     assert (culprit["stage"], culprit["rewrite"]) == ("functionalization", "aten.normal_.default")
     assert culprit["necessary"] and culprit["details"]["differs"] == "random state"
+
+
+# A view over memory that its base does not reach: functionalization makes the base anew, densely, at either write.
+WRITTEN_TWICE = """
+import torch
+
+def program(a):
+    a.add_(1)
+    a.mul_(2)
+    e = a.as_strided((2, 3), (1, 2))
+    e[0] = -1
+    return e
+
+def run(model, inputs):
+    base = inputs[0] * 1
+    return model(base[::2]), base
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(24),)
+"""
+# The analysis says that an output gets gradients, which it does not get behind a write to what shares its memory.
+WRITTEN_BESIDE = """
+import torch
+
+BACKWARD = True
+
+def program(a, b):
+    a.data.add_(7)
+    d = a[:-1]
+    b[..., -1] = 5
+    return d * 2
+
+def run(model, inputs):
+    base = inputs[0] * 1
+    return model(base, base.view(2, -1)), base
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(6, requires_grad=True),)
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what these writes do hangs on the torch")
+@pytest.mark.parametrize(
+    ("source", "rewrite", "together"),
+    [
+        (WRITTEN_TWICE, "aten.add_.Tensor", True),
+        (WRITTEN_BESIDE, "run_functionalized_fw_and_collect_metadata", False),
+    ],
+)
+def test_what_several_writes_lead_to_is_proved_at_all_of_them(
+    source: str, rewrite: str, together: bool, write_case: Callable[..., Path]
+):
+    report = triage(load_case(write_case(source)), torch.device("cpu")).to_json()
+    culprit = report["culprit"]
+    assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("functionalization", rewrite, True)
+    proved = [row["toggle"] for row in report["ablations"] if row["repairs"] and "graph break" in row["toggle"]]
+    assert [", " in toggle for toggle in proved] == [together]
+    assert report["confidence"] == ("low" if together else "high")

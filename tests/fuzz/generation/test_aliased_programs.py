@@ -46,6 +46,25 @@ def test_programs_run_alike_twice(programs):
     assert raised < 0.01 * len(programs)
 
 
+def test_gradients_flow_through_some_programs_of_floating_point_numbers():
+    profile, raised = ALIASED.steer({**dict(ALIASED.weights), "aliased_gradients": 10_000}), 0
+    cases = (draw_case_at(4, index, profile) for index in range(1200))
+    drawn = [case for case in cases if case.spec.aliases is not None and case.spec.backward]
+    assert len(drawn) > 200
+    for case in drawn:
+        names: dict[str, Any] = {}
+        exec(compile(case.source, "case.py", "exec"), names)
+        model, (leaf,) = names["make"]()
+        try:
+            outputs = pytree.tree_leaves(names["run"](model, (leaf,)))
+            torch.autograd.backward([out.double().sum() for out in outputs if out.requires_grad])
+        except RuntimeError:  # what backward reads was written to, or torch chose a layout that has no such view
+            raised += 1
+            continue
+        assert leaf.grad is not None, case.source
+    assert raised < 0.05 * len(drawn)
+
+
 def test_every_view_write_and_read_is_drawn_and_has_a_name(programs):
     drawn = {name for case in programs for name in case.features}
     rows = {name for name, *_ in grammar.list_alias_names()}
