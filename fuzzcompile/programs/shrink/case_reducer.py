@@ -274,6 +274,13 @@ def _leave_out_targets(source: str) -> Iterator[str]:
                 yield _replace_lines(source, node, [lines[node.lineno - 1].replace(f"{target.id} = ", "", 1)])
 
 
+def without_setting(source: str, name: str) -> str | None:
+    """The text without a setting of the case; None where it has none of that name."""
+    assigned = [node for node in ast.parse(source).body if isinstance(node, ast.Assign)]
+    setting = [node for node in assigned if isinstance(node.targets[0], ast.Name) and node.targets[0].id == name]
+    return _cut(source, setting) if setting else None
+
+
 def _cut(source: str, statements: Sequence[ast.stmt]) -> str:
     """The text without these statements, with ``pass`` in a body that would be empty."""
     lines: list[str | None] = list(source.splitlines())

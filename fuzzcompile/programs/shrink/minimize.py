@@ -15,7 +15,7 @@ from fuzzcompile.programs.ir.case_text import extract_case, program_key
 from fuzzcompile.programs.ir.program import Program
 from fuzzcompile.programs.scripts.issue_script import ReproducerResult, show, try_reproducer
 from fuzzcompile.programs.shrink import reducers as reduce
-from fuzzcompile.programs.shrink.case_reducer import reduce_text
+from fuzzcompile.programs.shrink.case_reducer import reduce_text, without_setting
 from fuzzcompile.programs.shrink.outcome import DrawnSource, MinimizeResult, SearchTally
 from fuzzcompile.programs.shrink.search import (
     CandidateTests,
@@ -241,7 +241,8 @@ class _Minimiser:
         if self.questions.tally.thorough:
             self.tools.become_thorough()
         try:
-            self._reduce_recipe()
+            if not self._leave_path():
+                self._reduce_recipe()
             if not self._reduce_graph():
                 self._reduce_text()
         except OutOfBudget:
@@ -250,6 +251,13 @@ class _Minimiser:
             self.found.finished, self.found.interrupted = False, True
         self._conclude()
         self.found.seconds = time.monotonic() - start
+
+    def _leave_path(self) -> bool:
+        """Compile the case just in time if that shows the bug too; a package takes many times as long to test."""
+        plain = without_setting(self.found.source, "PATH") if self.job.is_case else None
+        self.questions.reducer = "path"
+        shown = plain is not None and self.questions.ask(CaseText(plain, {}), screen=False)
+        return plain is not None and shown and self._take(plain, "text")
 
     def _reduce_recipe(self) -> None:
         recipe, questions, best = self.job.recipe, self.questions, list[DrawnSource]()

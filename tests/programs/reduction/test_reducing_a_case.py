@@ -223,6 +223,20 @@ def test_an_interrupt_keeps_the_best_so_far(unconfirmed):
     assert "VALUES" not in outcome.source
 
 
+@pytest.mark.parametrize("needed", [True, False])
+def test_a_package_is_left_for_the_compile_that_shows_the_bug_too(unconfirmed, needed: bool):
+    probed: list[str] = []
+
+    def holds(source: str) -> bool:
+        probed.append(source)
+        return "tanh" in source and ("PATH" in source or not needed)
+
+    job = MinimizeJob(f'{SOURCE}\nPATH = "aoti"\n', REPORT)
+    outcome = minimize(job, Tools(holds), SearchBudget(300))
+    assert "PATH" not in probed[0] and ("PATH" in outcome.source) is needed
+    assert needed or not any("PATH" in source for source in probed)
+
+
 def test_answers_of_an_earlier_search_are_not_paid_for_again(unconfirmed):
     tally = SearchTally()
     first = run(Tools(lambda source: "tanh" in source), tally=tally)
