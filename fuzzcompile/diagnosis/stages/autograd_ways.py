@@ -150,7 +150,8 @@ def _find_raising(divergence: Divergence) -> Iterator[Found]:
     file, line, function = next(named, next(computing, (None, None, None)))
     if file is None or function is None:
         return
-    culprit = Culprit(FUNCTIONALIZATION, None, function, function, source=file, line=line, details={"kind": "raised"})
+    details: DetailsJson = {"kind": "regenerated" if function == facts().aot_autograd.alias_copy.function else "raised"}
+    culprit = Culprit(FUNCTIONALIZATION, None, function, function, source=file, line=line, details=details)
     for captured in ways.iter_captured(divergence.trial.ledger):
         yield from map(Found, _place_at_writes(culprit, captured))
 

@@ -588,3 +588,36 @@ def test_what_several_writes_lead_to_is_proved_at_all_of_them(
     proved = [row["toggle"] for row in report["ablations"] if row["repairs"] and "graph break" in row["toggle"]]
     assert [", " in toggle for toggle in proved] == [together]
     assert report["confidence"] == ("low" if together else "high")
+
+
+# A view made anew of the wrong tensor raises; without that, the write through a view with gaps is lost.
+MADE_ANEW = """
+import torch
+
+def program(a, b, c):
+    a.fill_(2)
+    d = c[1:]
+    e = d[1:]
+    c.add_(5)
+    d.add_(3)
+    return e, e
+
+def run(model, inputs):
+    first = model(*inputs)
+    first[1].add_(1)
+    return first, model(inputs[0], inputs[1], inputs[2].clone())
+
+def make():
+    base = torch.arange(12)
+    return program, (base.unfold(0, 2, 3), base[::2], base[1:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what this write does hangs on the torch")
+def test_what_raises_where_a_view_is_made_anew_is_one_bug_whatever_proves_it(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(MADE_ANEW)), torch.device("cpu")).to_json()
+    assert report["verdict"] == "runtime_error" and report["culprit"]["necessary"] is True
+    assert report["signature"].endswith("functional_utils.py:gen_alias_from_base:sharing")
+    proved = [row["toggle"] for row in report["ablations"] if row["repairs"] and "graph break" in row["toggle"]]
+    assert proved
