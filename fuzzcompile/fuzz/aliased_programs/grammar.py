@@ -138,13 +138,16 @@ class _Draft:
         return next(letter for letter in _NAMES if letter not in taken)
 
 
-def draw_aliased(pen: Pen, floating: str) -> AliasedProgram:
-    """A program that reads and writes tensors which share memory, of integers or of the ``floating`` dtype."""
+def draw_aliased(pen: Pen, floating: str, *, gradients: bool) -> AliasedProgram:
+    """A program that reads and writes tensors which share memory, of integers or of the ``floating`` dtype.
+
+    With ``gradients`` they flow through some of the latter.
+    """
     dtype = floating if pen.chance(_FLOATING) else pen.draw_weighted(_INTEGERS)
     size = pen.one_of(_SIZES)
     base = Layout.of_new("base", dtype, (size,))
     held, differentiated = pen.chance(_MODULE), pen.chance(_DIFFERENTIATED, "aliased_gradients")
-    differentiated = differentiated and base.is_floating and not held
+    differentiated = differentiated and gradients and base.is_floating and not held
     draft = _Draft(pen, [], differentiated)
     inputs = [_draw_input(draft, name, base) for name in "abc"[: 1 + pen.number(2)]]
     draft.values += [_Value(name, layout) for name, (_, layout) in zip("abc", inputs, strict=False)]

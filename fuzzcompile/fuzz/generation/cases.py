@@ -197,7 +197,7 @@ def _draw_aliased(pen: Pen, profile: Profile) -> CaseSpec:
     dynamic = pen.draw_weighted([(None, 75), (True, 25)])
     attention = Attention(idioms("attention")[0].name)
     dtype = pen.one_of(profile.dtypes)
-    aliases = draw_aliased(pen, dtype)
+    aliases = draw_aliased(pen, dtype, gradients=profile.training)
     return CaseSpec(
         attention=attention,
         dims=Dims(1, 1, 1, 1),
