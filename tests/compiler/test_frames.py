@@ -192,6 +192,7 @@ def test_dynamic_block_is_replayed_in_every_stage(training: bool):
     assert watched.ledger.unseen == []
 
 
+@pytest.mark.slow
 def test_error_in_a_dynamic_joint_graph_is_measured():
     target, inputs = programs.attention()
     others = programs.tensors(*[(3, 2, 7, 4)] * 3, seed=9)

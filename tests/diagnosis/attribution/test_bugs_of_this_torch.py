@@ -32,6 +32,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what this fusion does hangs on the torch")
 def test_a_fusion_that_drops_in_eval_is_named(write_case: Callable[..., Path]):
     report = triage(load_case(write_case(SOURCE)), torch.device("cpu")).to_json()
@@ -361,7 +362,7 @@ def make():
         (LISTED, "aten.unfold.default"),
         (BEYOND_ITS_ARGUMENT, "_as_strided_scatter_meta"),
         (BEYOND_A_PART, "_as_strided_scatter_meta"),
-        (SLOPE_INSIDE, "joined outputs"),
+        pytest.param(SLOPE_INSIDE, "joined outputs", marks=pytest.mark.slow),
     ],
     ids=["strides", "view", "other", "fill", "back", "floats", "memory", "list", "beyond", "part", "slope"],
 )
@@ -498,6 +499,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what this lowering does hangs on the torch")
 def test_an_error_that_is_gone_once_a_value_is_stored_names_its_lowering(write_case: Callable[..., Path]):
     report = triage(load_case(write_case(UNSTORED)), torch.device("cpu")).to_json()
