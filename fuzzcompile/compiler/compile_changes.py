@@ -214,6 +214,18 @@ class OutputsAsComputed(CompileChange):
         return replace_attributes(recorder, [aot_autograd.VIEWS])
 
 
+class DistinctOutputs(CompileChange):
+    """Each output of a compiled graph is a tensor of its own, where the graph gives one in several places."""
+
+    text = "each output a tensor of its own"
+
+    @contextlib.contextmanager
+    def apply(self, recorder: Recorder) -> Iterator[None]:
+        """Have the recorder tell them apart."""
+        recorder.distinct = True
+        yield
+
+
 class DynamoSettings(_EntriesChange):
     """Entries of ``torch._dynamo.config``, which go before the case's own."""
 

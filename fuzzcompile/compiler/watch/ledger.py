@@ -291,6 +291,7 @@ class Frame:
     parameters: list[torch.Tensor] = field(default_factory=list)  # left inside of dynamo's graph, to be frozen
     partitions: list[GraphPartition] = field(default_factory=list)
     analysis: MetadataAnalysis | None = None
+    repeats_outputs: bool = False  # a compiled graph gave one tensor in several places
 
     def find_record(self, stage: str, direction: str | None = None) -> GraphRecord | None:
         """The record of a stage (and direction), or None where the stage did not run."""

@@ -78,6 +78,7 @@ class Recorder:
     screen: bool = False
     capturing: bool = True
     exact: bool = False  # calls of compiled graphs interpret what would be lowered, in float64
+    distinct: bool = False  # each output of a compiled graph is a tensor of its own
     exported: int = 0  # programs that torch.export captured
     interpreter: Callable[..., object] | None = None  # of the graph that AOTInductor would have compiled, in a screen
     frame: Frame | None = None

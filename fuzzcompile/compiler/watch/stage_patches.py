@@ -125,7 +125,7 @@ def _watch_inner(recorder: Recorder, frame: Frame, inner: Function) -> Function:
         if _is_ahead_of_time():
             return compiled  # files, which run elsewhere
         held: Function | None = getattr(compiled, "current_callable", None)
-        exact = _make_exact_on_demand(recorder, final, held or cast(Function, compiled))
+        exact = _make_exact_on_demand(recorder, frame, final, held or cast(Function, compiled))
         watched = _capture_calls(recorder, exact, frame.backward_calls if backward else frame.forward_calls)
         if held is None:
             return watched
@@ -135,12 +135,12 @@ def _watch_inner(recorder: Recorder, frame: Frame, inner: Function) -> Function:
     return contain_errors(recorder, _make_calls_unseen, run_inner, inner)
 
 
-def _make_exact_on_demand(recorder: Recorder, final: Snapshot | None, function: Function) -> Function:
+def _make_exact_on_demand(recorder: Recorder, frame: Frame, final: Snapshot | None, function: Function) -> Function:
 
     @functools.wraps(function)
     def call(*args: object) -> object:
         if not recorder.exact:
-            return function(*args)
+            return _tell_apart(recorder, frame, function(*args))
         if final is None:
             raise NotReplayable("the graph was not recorded")
         inputs = args[0] if len(args) == 1 and isinstance(args[0], list) else args
@@ -151,6 +151,17 @@ def _make_exact_on_demand(recorder: Recorder, final: Snapshot | None, function: 
 
 def _make_calls_unseen(why: str) -> Unseen:
     return Unseen("calls of compiled graphs", why, GRAPH_STAGES, "inputs of compiled graphs")
+
+
+def _tell_apart(recorder: Recorder, frame: Frame, results: object) -> object:
+    """What a compiled graph gives; on demand, with a tensor of its own in each place."""
+    if not isinstance(results, (list, tuple)):
+        return results
+    addresses = [id(value) for value in results if isinstance(value, torch.Tensor)]
+    frame.repeats_outputs |= len(set(addresses)) < len(addresses)
+    if not recorder.distinct:
+        return results
+    return type(results)(value.detach() if isinstance(value, torch.Tensor) else value for value in results)
 
 
 def _capture_calls(recorder: Recorder, function: Function, calls: list[CallInputs]) -> Function:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from fuzzcompile.compiler.compile_changes import InductorSettings, MetadataFromKernel
+from fuzzcompile.compiler.compile_changes import DistinctOutputs, InductorSettings, MetadataFromKernel
 from fuzzcompile.compiler.functional_run import is_bound_to_capture, run_eagerly
 from fuzzcompile.compiler.graph_replay import (
     ReplayResult,
@@ -295,6 +295,21 @@ def prove_runtime(ablator: Ablator) -> Attribution | None:
     name = place.partition(":")[2]
     culprit = Culprit(stages.FUNCTIONALIZATION, None, name, "runtime wrapper", (), *find_definition(place))
     return Attribution(replace(culprit, confidence="low", details=details))
+
+
+def prove_repeated_outputs(ablator: Ablator) -> Attribution | None:
+    """AOTAutograd's function of a graph that gives one tensor in two places, of which autograd takes the mark for both.
+
+    What is marked as without a gradient in one place (``detach``) is so in the other.
+    """
+    if not any(frame.repeats_outputs for frame in ablator.trial.ledger.frames):
+        return None
+    if not ablator.is_repaired_by(DistinctOutputs()):
+        return None
+    place = facts().aot_autograd.autograd_function
+    name, details = place.partition(":")[2], DetailsJson(kind="gradient")
+    culprit = Culprit(stages.FUNCTIONALIZATION, None, name, "repeated output", (), *find_definition(place))
+    return Attribution(replace(culprit, necessary=True, confidence="high", details=details))
 
 
 def _means_the_same(call: _Crossing) -> bool:

@@ -623,3 +623,27 @@ def test_what_raises_where_a_view_is_made_anew_is_one_bug_whatever_proves_it(wri
     assert report["signature"].endswith("functional_utils.py:gen_alias_from_base:sharing")
     proved = [row["toggle"] for row in report["ablations"] if row["repairs"] and "graph break" in row["toggle"]]
     assert proved
+
+
+# What has no gradient is the same tensor as what has one: Inductor's `detach` does nothing.
+DETACHED_TOO = """
+import torch
+
+BACKWARD = True
+
+def program(a):
+    d = a * 2
+    return d.detach(), d.view(2, -1)[1]
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(4, requires_grad=True),)
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what autograd is told hangs on the torch")
+def test_an_output_that_is_another_one_too_is_named(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(DETACHED_TOO)), torch.device("cpu")).to_json()
+    culprit = report["culprit"]
+    assert (report["verdict"], culprit["rewrite"]) == ("wrong_gradient", "AOTDispatchAutograd.post_compile")
+    assert culprit["necessary"] and culprit["family"] == "repeated output"
