@@ -32,8 +32,9 @@ def prove_instruction(ablator: Ablator, *, doubts: bool) -> Attribution | None:
     named if ``doubts``.
     """
     failure = ablator.trial.observation.failure
-    # Of an error of dynamo's own, its frames say more.
+    # Of an error of dynamo's own, its frames say more, where there are any.
     observed = failure is None or failure.message.startswith(facts().dynamo.observed)
+    observed |= failure is not None and failure.stage == DYNAMO and not failure.raised
     if not observed or ablator.is_repaired_by(CAPTURE_ONLY, record=False):
         return None
     partings, alone = _find_partings(ablator)[:_TRIED], list[PartedInstruction]()

@@ -307,3 +307,35 @@ def test_a_builtin_that_nothing_has_been_done_to_goes_by_its_name():
     case = PUBLIC / "bugs" / "issue_198197_getattr_of_builtin_type.py"
     culprit = triage(load_case(case), torch.device("cpu")).to_json()["culprit"]
     assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("dynamo", "getattr(type, str)", True)
+
+
+# The number stays open in the second trace, and goes into the graph, where `log` of it raises as nobody catches it.
+CAUGHT = """
+import math
+import torch
+
+class Model(torch.nn.Module):
+    scale = -1.5
+
+    def forward(self, x):
+        try:
+            return x + math.log(self.scale)
+        except ValueError:
+            return x.abs()
+
+def run(model, inputs):
+    first = model(*inputs)
+    model.scale = 0.0
+    return first, model(*inputs)
+
+def make():
+    return Model().eval(), (torch.ones(3),)
+"""
+
+
+@ONLY_HERE
+def test_python_that_raises_within_the_graph_is_named(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(CAUGHT)), torch.device("cpu")).to_json()
+    culprit = report["culprit"]
+    assert (report["verdict"], culprit["stage"], culprit["rewrite"]) == ("compile_error", "dynamo", "log(float)")
+    assert culprit["necessary"] is True and report["confidence"] == "high"
