@@ -13,13 +13,14 @@ from fuzzcompile.compiler.session import Compilation, get_effective_setting
 from fuzzcompile.compiler.target import target_process
 from fuzzcompile.compiler.target.kernel_log import ProgramOrder
 from fuzzcompile.compiler.target.target_process import TEMPLATES, current_target, explain_unfit_kernels
+from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.diagnosis.attribution.culprit import REPLAY, SUSPICION, VALUES, Evidence
 from fuzzcompile.diagnosis.attribution.steps import Step, select_semantic_steps
 from fuzzcompile.diagnosis.oracle import random_streams
 from fuzzcompile.diagnosis.oracle.judgement import Judgement, choose_wrong_values_verdict, have_same_bits
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
 from fuzzcompile.diagnosis.stages.graph_ways import BOUNDARY, Boundary, find_boundaries
-from fuzzcompile.diagnosis.trials.case_runs import Trial
+from fuzzcompile.diagnosis.trials.case_runs import MANY_NOISE_RUNS, NOISE_RUNS, Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model import stages as names
 from fuzzcompile.model.contract import TargetJson
@@ -107,15 +108,28 @@ def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Dec
     return _decide_precision(experiments, first, judged) if far and not semantic else judged
 
 
+# Perturbed runs are held at once: of a larger program, no more than it is judged by are made.
+_MOST_HELD = 4 * 2**30
+_UNSETTLED = Unseen("perturbed runs", "more of them would not fit into memory", (), "runs that decide otherwise")
+
+
 def settle(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> tuple[Experiments, Trial]:
     """Experiments and trial with more perturbed runs, if these show that eager has no digits where values are wrong.
 
-    Where rounding decides between two results, a few runs may all decide as eager mode does. What a rewrite moves in
-    float64 too is wrong whatever they say.
+    Where rounding decides between two results, a few runs may all decide as eager mode does. What a rewrite or a
+    decomposition moves in float64 too is wrong whatever they say.
     """
     wrong = trial.judgement.verdict.kind == "values" and trial.sampled is None
-    if wrong and not experiments.quick and not select_semantic_steps(steps):
-        longer = experiments.with_many_noise_runs()
+    if not wrong or experiments.quick:
+        return experiments, trial
+    if not experiments.compares_modes and (select_semantic_steps(steps) or find_boundaries(trial.ledger)):
+        return experiments, trial
+    held = sum(value.value.nbytes for value in experiments.runs.eager.values if value.is_tensor)
+    if held * MANY_NOISE_RUNS > _MOST_HELD:
+        trial.ledger.unseen.note(_UNSETTLED)
+        return experiments, trial
+    for runs in range(NOISE_RUNS + 1, MANY_NOISE_RUNS + 1):
+        longer = experiments.with_noise_runs(runs)
         judgement = longer.judge(trial.observation)
         if judgement.verdict is Verdict.UNSTABLE:
             return longer, replace(trial, judgement=judgement)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypedDict, TypeVar, Unpack
 
-from fuzzcompile.compiler.compile_changes import CompileChange
+from fuzzcompile.compiler.compile_changes import Backend, CompileChange, GraphBreak
 from fuzzcompile.compiler.graph_text import diff_graphs, find_changed_nodes, list_user_lines
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.compiler.session import Compilation
@@ -375,7 +375,8 @@ class Ablator(Divergence):
         if verdict.is_bug:
             # Layout or sharing that differs besides is another matter than wrong values, and than an error.
             if failing in ERRORS:
-                return verdict in (Verdict.METADATA, Verdict.ALIASING)
+                broken = any(isinstance(change, GraphBreak | Backend) for change in trial.how.changes)
+                return verdict is Verdict.METADATA or (verdict is Verdict.ALIASING and not broken)
             parted = verdict is Verdict.ALIASING and any(change.parts_memory for change in trial.how.changes)
             return (verdict is Verdict.METADATA or parted) and failing.kind == "values"
         return not self.evidence.shows(trial)

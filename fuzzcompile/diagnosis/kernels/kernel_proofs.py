@@ -109,26 +109,27 @@ def prove_inlining(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
     if kernel is None or not ablator.attempt_under(stored)[1]:
         return None
     name, nodes = _find_stored(ablator, wrong, kernel.nodes)
+    nodes = nodes or kernel.nodes
     details: DetailsJson = {"operators": wrong.list_code_operators(), "stored": name}
     code, stage, family = wrong.generator.find_fusion_code("inlining"), CODEGEN, wrong.find_family(nodes[-1])
     place = next(filter(_OF_PLACES.__contains__, wrong.list_code_operators()), None)
-    if place is not None:
-        code, family, nodes = wrong.generator.find_code(place, vectorised=wrong.is_vectorised), place, wrong.nodes
-    elif reads_what_it_writes(wrong.lowered, kernel.scheduled):
+    if reads_what_it_writes(wrong.lowered, kernel.scheduled):
         code, stage, family = _find_writing_code(wrong), LOWERING, ""
+    elif place is not None:
+        code, family, nodes = wrong.generator.find_code(place, vectorised=wrong.is_vectorised), place, wrong.nodes
     culprit = wrong.make_culprit(stage, code, family, nodes=nodes, necessary=True, details=details)
     return Attribution(replace(culprit, confidence="low" if name is None else "high"))
 
 
 def _find_stored(ablator: Ablator, step: LoweredStep, among: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
-    """The operator that repairs the divergence if what it computes is stored, and its nodes; all if none does alone."""
+    """The operator that repairs the divergence if what it computes is stored, and its nodes; none if none does."""
     labels = step.lowered.labels
     name, _ = bisect_candidates(
         ablator,
         step.list_operator_names(among),
         lambda half: Lowered(Control(realised=half), f"{', '.join(half)} stored"),
     )
-    return name, tuple(node for node in among if parse_operator(labels.get(node, "")) == name) or among
+    return name, tuple(node for node in among if parse_operator(labels.get(node, "")) == name)
 
 
 def _find_writing_code(wrong: LoweredStep) -> CodeSource:
@@ -385,7 +386,10 @@ def _prove_fusion_failure(ablator: Ablator, failure: LoweredStep) -> Attribution
     if name is not None and node is not None:  # no fusion of kernels: what is not stored has no memory to be indexed in
         code = CodeSource(name, *find_lowering_source(node.target))
         details: DetailsJson = {"operators": [failure.find_family(each) for each in failure.nodes], "stored": name}
-        return Attribution(failure.make_culprit(LOWERING, code, nodes=nodes, necessary=True, details=details))
+        # Where the lowering's own code raises, what it has not stored is missing; else its code may be read wrongly.
+        sure = failure.raised.source in (*facts().lowering_files.always, *facts().lowering_files.when_scheduling)
+        culprit = failure.make_culprit(LOWERING, code, nodes=nodes, necessary=True, details=details)
+        return Attribution(replace(culprit, confidence="high" if sure else "low"))
     kernel = failure.kernel
     allowed = kernel is not None and check_dependences(failure.lowered, kernel.scheduled) == "kept"
     stage = CODEGEN if allowed or failure.raised.place == CODEGEN else SCHEDULER

@@ -273,6 +273,7 @@ def largest_error(judgement: Judgement) -> float | None:
 
 # Stages that check arguments as operators of eager mode do: what is raised there refuses the program.
 _REFUSING = (FAKE_TENSOR, DECOMPOSITION)
+_FAKE_TENSORS = "torch/_subclasses/"  # what is asserted there is of the compiler's own
 # Exceptions by which no operator refuses its arguments: a program that looks something up is at fault.
 _SLIPS = (
     "AssertionError", "AttributeError", "KeyError", "NameError", "RecursionError", "StopIteration",
@@ -286,11 +287,12 @@ def _is_internal(compiled: Failure, eager: Failure) -> bool:
         return False
     if compiled.type_name == "InternalTorchDynamoError":  # dynamo's own word for it
         return True
-    if _says_the_same(compiled, eager):
+    if _says_the_same(compiled, eager) or compiled.is_like(eager):
         return False  # an operator refused its arguments wherever the compiler called it
     stage = find_file_stage(compiled.raised[0][0]) if compiled.raised else None
-    if stage in _REFUSING and compiled.origin == "AssertionError" and compiled.worded:
-        return False  # so do meta functions say what arguments they do not take
+    asserted = compiled.origin == "AssertionError" and compiled.worded
+    if asserted and stage in _REFUSING and not compiled.raised[0][0].startswith(_FAKE_TENSORS):
+        return False  # so do meta functions and decompositions say what arguments they do not take
     if stage in (None, DYNAMO, *_REFUSING):
         return compiled.origin != eager.type_name and compiled.origin in _SLIPS
     return True

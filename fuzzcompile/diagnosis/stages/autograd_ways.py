@@ -101,9 +101,10 @@ def _prove_at_writes(ablator: Ablator, found: Found) -> Attribution | None:
     calls = {name: node.target for node in writes if (name := find_call_name(node)) is not None}
     if not 1 < len(calls) <= _MOST_WRITES or not ablator.is_repaired_by(GraphBreak(tuple(calls.items()))):
         return None
-    # Of functionalization's own function that is proof; of one write among several, that it is one of them.
-    sure = found.culprit.source is not None
-    return Attribution(replace(found.culprit, necessary=True, confidence="high" if sure else "low"))
+    if found.culprit.source is not None:  # functionalization's own function is called at none of them
+        return Attribution(replace(found.culprit, necessary=True, confidence="high"))
+    # Of one write among several it says that it may be one of those at fault.
+    return Attribution(replace(found.culprit, confidence="low"))
 
 
 # Outputs that are views: the runtime makes them anew from what it holds of the tensor that they are views of.
@@ -318,9 +319,21 @@ def _run_both(
     if plain.error is not None or functional.error is not None:
         return None
     state = ways.Pair("random state", plain.random_state, functional.random_state)
-    pairs = [state] if numbers else _pair_results(plain, functional)
+    if numbers:
+        return ways.Sides(ways.walk_pairs([state]), partial(_word_drawn, captured, plain), _measure_result)
     word = partial(_word_functional, captured, plain, partial(run, tools=tools))
-    return ways.Sides(ways.walk_pairs(pairs), word, _measure_result)
+    return ways.Sides(ways.walk_pairs(_pair_results(plain, functional)), word, _measure_result)
+
+
+def _word_drawn(captured: ways.CapturedGraphs, plain: NodeRun, parting: ways.PartedStep[str]) -> Found:
+    """The last random call, of those in place if there are any: numbers are drawn into new memory there."""
+    drawing = list_drawing_nodes(captured.record.snapshots[-1])
+    node = next((each for each in reversed(drawing) if _is_written(each, plain)), drawing[-1])
+    operators = plain.operators.get(node.name, [])
+    culprit = Culprit.from_operator(FUNCTIONALIZATION, str(operators[-1]) if operators else None)
+    culprit = replace(culprit, family="numbers drawn in place" if _is_written(node, plain) else culprit.family)
+    details: DetailsJson = {"kind": "values", "differs": parting.pair.at}
+    return Found(replace(culprit, nodes=(node.name,), site=find_location([node]), details=details, confidence="low"))
 
 
 def _pair_results(plain: NodeRun, functional: NodeRun) -> Iterator[ways.Pair[str]]:

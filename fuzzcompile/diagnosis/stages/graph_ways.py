@@ -433,7 +433,7 @@ def _compare_metadata(divergence: Divergence) -> Iterator[ways.Sides[_Recorded]]
     for frame in divergence.trial.ledger.frames:
         for record in frame.records:
             inputs = find_inputs(frame, record) if record.stage != stages.PRE_GRAD and record.snapshots else None
-            if inputs is not None:
+            if inputs is not None and _are_of_one_call(list_placeholders(record.snapshots[0]), inputs):
                 pairs = ways.walk_pairs(_pair_metadata(record, inputs))
                 yield ways.Sides(pairs, partial(_word_metadata, record), _measure_metadata)
 
@@ -492,12 +492,27 @@ def _describe_metadata(value: torch.Tensor, said: torch.Tensor, *, strides: bool
     return write(value.dtype, shape, steps), write(said.dtype, known, stepped)
 
 
+def _are_of_one_call(placeholders: Sequence[fx.Node], inputs: Sequence[Any]) -> bool:
+    """Return whether inputs have the sizes that symbols had where the graph was traced: a later call has others."""
+    pairs = ((node.meta.get("val"), value) for node, value in zip(placeholders, inputs, strict=False))
+    sizes = (
+        (said, size)
+        for traced, value in pairs
+        if is_strided(traced) and is_strided(value)
+        for said, size in zip(traced.shape, value.shape, strict=False)
+    )
+    return all(get_hint(said) in (None, size) for said, size in sizes)
+
+
 def _compare_tangents(divergence: Divergence) -> Iterator[ways.Sides[str]]:
     """What the backward graph got of autograd, and what it was traced for: its kernels read by the traced strides."""
     for captured in ways.iter_captured(divergence.trial.ledger, stage=stages.POST_GRAD, direction="backward"):
+        placeholders = list_placeholders(captured.record.snapshots[0])
+        if not _are_of_one_call(placeholders, captured.inputs):
+            continue
         pairs = [
             ways.Pair(str(node.target), *_describe_metadata(value, traced, strides=True))
-            for node, value in zip(list_placeholders(captured.record.snapshots[0]), captured.inputs, strict=True)
+            for node, value in zip(placeholders, captured.inputs, strict=True)
             if str(node.target).startswith("tangents")
             and is_strided(value)
             and is_strided(traced := node.meta.get("val"))

@@ -33,7 +33,7 @@ from fuzzcompile.diagnosis.oracle.judgement import (
     with_eager_strides,
     with_eager_values,
 )
-from fuzzcompile.diagnosis.trials.case_runs import MANY_NOISE_RUNS, NOISE_RUNS, CaseRuns, CompileCounts, Trial
+from fuzzcompile.diagnosis.trials.case_runs import NOISE_RUNS, CaseRuns, CompileCounts, Trial
 from fuzzcompile.model.conditions import BASELINES, check_against
 from fuzzcompile.model.contract import AOTI, COMPILE, EAGER, EXPORT
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
@@ -323,9 +323,9 @@ class Experiments:
     def _find_factor(self, dtype: torch.dtype) -> float:
         return self.tolerances.for_pair(self.pair, str(dtype)).factor
 
-    def with_many_noise_runs(self) -> Self:
-        """Experiments that judge by more perturbed eager runs."""
-        return self._change(noise_runs=MANY_NOISE_RUNS)
+    def with_noise_runs(self, count: int) -> Self:
+        """Experiments that judge by so many perturbed eager runs."""
+        return self._change(noise_runs=count)
 
     def judge_anew(self, compiled: Observation) -> Judgement:
         """Judge a compiled run against eager and float64 runs that are made again, as eager mode is now."""

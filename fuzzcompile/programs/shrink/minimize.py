@@ -253,7 +253,10 @@ class _Minimiser:
         self.found.seconds = time.monotonic() - start
 
     def _leave_path(self) -> bool:
-        """Compile the case just in time if that shows the bug too; a package takes many times as long to test."""
+        """Compile the case just in time if that shows the bug too; a package takes many times as long to test.
+
+        Its recipe, which draws the package, is left with it: graph and text are reduced.
+        """
         plain = without_setting(self.found.source, "PATH") if self.job.is_case else None
         self.questions.reducer = "path"
         shown = plain is not None and self.questions.ask(CaseText(plain, {}), screen=False)

@@ -581,12 +581,14 @@ def make():
         (WRITTEN_BESIDE, "run_functionalized_fw_and_collect_metadata", False),
     ],
 )
-def test_what_several_writes_lead_to_is_proved_at_all_of_them(
+def test_what_several_writes_lead_to_is_looked_for_at_all_of_them(
     source: str, rewrite: str, together: bool, write_case: Callable[..., Path]
 ):
     report = triage(load_case(write_case(source)), torch.device("cpu")).to_json()
     culprit = report["culprit"]
-    assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("functionalization", rewrite, True)
+    assert (culprit["stage"], culprit["rewrite"]) == ("functionalization", rewrite)
+    # Of one write among several, it says that it may be one of those at fault.
+    assert culprit["necessary"] is (None if together else True)
     proved = [row["toggle"] for row in report["ablations"] if row["repairs"] and "graph break" in row["toggle"]]
     assert [", " in toggle for toggle in proved] == [together]
     assert report["confidence"] == ("low" if together else "high")

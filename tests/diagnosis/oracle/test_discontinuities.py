@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fuzzcompile.diagnosis import decision
 from fuzzcompile.diagnosis.engine import triage
-from fuzzcompile.diagnosis.trials import experiments
 from fuzzcompile.programs.casefiles.case_module import load_case
 
 # The mean of what is normalised is zero up to rounding, whose sign each output hangs on.
@@ -34,5 +34,5 @@ def test_rounding_that_few_perturbed_runs_show_is_no_bug(
 ):
     case = load_case(write_case(SOURCE))
     assert str(triage(case, torch.device("cpu")).verdict) == "unstable"
-    monkeypatch.setattr(experiments, "MANY_NOISE_RUNS", experiments.NOISE_RUNS)
+    monkeypatch.setattr(decision, "MANY_NOISE_RUNS", decision.NOISE_RUNS)
     assert triage(case, torch.device("cpu")).verdict.is_bug  # so it takes more
