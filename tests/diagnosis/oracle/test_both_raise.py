@@ -85,3 +85,25 @@ def test_what_dynamo_calls_an_error_of_its_own_is_one(judged):
     with mock.patch.object(builtin.BuiltinVariable, "call_function", misuse):
         report = judged("torch.mm(x, x) if len(x.shape) else x")
     assert (report["verdict"], report["is_bug"]) == ("compile_error", True)
+
+
+# The message names the operator that gave the tensor: another one, where AOTAutograd traces the backward pass.
+OVERWRITTEN = """
+import torch
+def program(a, b):
+    b.add_(1.0)
+    return a.sin() * b, a.detach().add_(1)
+def run(model, inputs):
+    a = inputs[0] * 1
+    b = inputs[1] * 1
+    return model(a, b), a, b
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(6, requires_grad=True),torch.randn(6, requires_grad=True))
+BACKWARD = True
+"""
+
+
+def test_a_refusal_that_names_another_operator_is_the_same(write_case):
+    report = triage(load_case(write_case(OVERWRITTEN)), torch.device("cpu")).to_json()
+    assert (report["verdict"], report["is_bug"]) == ("invalid", False)
