@@ -109,7 +109,7 @@ def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Dec
 
 
 # Perturbed runs are held at once: of a larger program, no more than it is judged by are made.
-_MOST_HELD = 4 * 2**30
+_MOST_HELD = 2**30
 _UNSETTLED = Unseen("perturbed runs", "more of them would not fit into memory", (), "runs that decide otherwise")
 
 
