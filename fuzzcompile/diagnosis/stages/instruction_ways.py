@@ -25,16 +25,17 @@ _TRIED = 5
 _SETTINGS = 2  # of these, where later calls are tried too
 
 
-def prove_instruction(ablator: Ablator, *, doubts: bool) -> Attribution | None:
+def prove_instruction(ablator: Ablator, *, doubts: bool, unplaced: bool = False) -> Attribution | None:
     """The instruction behind which dynamo's tracing parts from eager mode, if the program is right with it there.
 
     None where the program is right with dynamo alone, which needs no look at its tracing. One that is not proved is
-    named if ``doubts``.
+    named if ``doubts``; an error of dynamo's own is looked at if it is ``unplaced``.
     """
     failure = ablator.trial.observation.failure
-    # Of an error of dynamo's own, its frames say more, where there are any.
+    # Of an error of dynamo's own, its frames say more, or the operator that raises by itself.
     observed = failure is None or failure.message.startswith(facts().dynamo.observed)
-    observed |= failure is not None and failure.stage == DYNAMO and not failure.raised
+    if unplaced:
+        observed = failure is not None and failure.stage == DYNAMO and not failure.raised
     if not observed or ablator.is_repaired_by(CAPTURE_ONLY, record=False):
         return None
     partings, alone = _find_partings(ablator)[:_TRIED], list[PartedInstruction]()
