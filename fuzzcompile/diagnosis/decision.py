@@ -93,7 +93,7 @@ def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Dec
         return replace(judged, verdict=Verdict.INVALID, detail=why)
     if not first.verdict.is_bug and _breaks_silently(experiments, trial):
         return Decision(Verdict.ACCEPTS_INVALID, "high", f"{_BROKE}: {'; '.join(trial.ledger.graph_breaks)}")
-    semantic = [] if experiments.compares_modes else select_semantic_steps(steps)
+    semantic = _list_semantic(experiments, steps)
     if first.casts_dropped and not first.verdict.is_bug and not semantic:
         return _decide_casts(experiments, judged)
     if first.verdict in (Verdict.ROUNDING, Verdict.EQUAL):
@@ -106,6 +106,17 @@ def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Dec
         c.finding != "integer" for c in first.comparisons
     )
     return _decide_precision(experiments, first, judged) if far and not semantic else judged
+
+
+# What moves in float64 is wrong, unless Inductor compiles both sides: there, both have it.
+
+
+def _list_semantic(experiments: Experiments, steps: Sequence[Step]) -> list[Step]:
+    return [] if experiments.compares_modes else select_semantic_steps(steps)
+
+
+def _list_boundaries(experiments: Experiments, trial: Trial) -> list[Boundary]:
+    return [] if experiments.compares_modes else find_boundaries(trial.ledger)
 
 
 # Perturbed runs are held at once: of a larger program, no more than it is judged by are made.
@@ -122,7 +133,7 @@ def settle(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> tup
     wrong = trial.judgement.verdict.kind == "values" and trial.sampled is None
     if not wrong or experiments.quick:
         return experiments, trial
-    if not experiments.compares_modes and (select_semantic_steps(steps) or find_boundaries(trial.ledger)):
+    if _list_semantic(experiments, steps) or _list_boundaries(experiments, trial):
         return experiments, trial
     held = sum(value.value.nbytes for value in experiments.runs.eager.values if value.is_tensor)
     if held * MANY_NOISE_RUNS > _MOST_HELD:
@@ -147,8 +158,8 @@ def _decide_within_rounding(experiments: Experiments, trial: Trial, semantic: Se
             return replace(judged, detail=f"{why}; a later step undoes it, and compiled in float64 nothing differs")
         return Decision(wrong, first.confidence, why, evidence=REPLAY)
     boundary = None  # the largest change of meaning between dynamo's graphs and those that the passes get
-    if first.verdict is not Verdict.EQUAL and not experiments.compares_modes:
-        found = find_boundaries(trial.ledger)
+    if first.verdict is not Verdict.EQUAL:
+        found = _list_boundaries(experiments, trial)
         boundary = max(found, key=lambda boundary: boundary.step, default=None)
     if boundary is not None and _has_other_kernel(experiments, trial, boundary):
         why = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 _OBSERVABLE = re.compile(
     r"(?:call(?P<call>\d+)\.)?(?:(?P<derivative>gradient|tangent) of )?(?P<what>.+?)(?P<after> after the call)?",
@@ -106,24 +106,32 @@ class ValuePair:
         return eager, compiled
 
 
-_REFUSAL = re.compile(r"eager raises (?P<error>.*); compiled runs", re.DOTALL)
+class _Sentence:
+    """A detail that states the fields of a dataclass in the words of ``said``, and can be read back."""
+
+    said: ClassVar[str]
+
+    def __str__(self) -> str:
+        return self.said.format(**vars(self))
+
+    @classmethod
+    def parse(cls, detail: str) -> Self | None:
+        """Return what a report's detail states; None if it states something else."""
+        pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>.*)", re.escape(cls.said))
+        match = re.fullmatch(pattern, detail, re.DOTALL)
+        return None if match is None else cls(**match.groupdict())
+
+
 _ERROR = re.compile(r"(?P<kind>[\w.]+)(?:: (?P<message>.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class EagerRefusal:
+class EagerRefusal(_Sentence):
     """The error with which eager refuses a program that runs compiled: its type and message in one text."""
 
+    said = "eager raises {error}; compiled runs"
+
     error: str
-
-    def __str__(self) -> str:
-        return f"eager raises {self.error}; compiled runs"
-
-    @classmethod
-    def parse(cls, detail: str) -> Self | None:
-        """Return the refusal that a report's detail states; None if it states something else."""
-        match = _REFUSAL.fullmatch(detail)
-        return None if match is None else cls(match["error"])
 
     @property
     def parts(self) -> tuple[str, str] | None:
@@ -132,26 +140,14 @@ class EagerRefusal:
         return None if match is None else (match["kind"], match["message"] or "")
 
 
-_INTERNAL = re.compile(
-    r"(?P<compiled>.*), an error of the compiler's own, whatever eager raises: (?P<eager>.*)", re.DOTALL
-)
-
-
 @dataclass(frozen=True)
-class InternalError:
+class InternalError(_Sentence):
     """The error of the compiler's own on a program that eager refuses too, and the one with which it does."""
+
+    said = "{compiled}, an error of the compiler's own, whatever eager raises: {eager}"
 
     compiled: str
     eager: str
-
-    def __str__(self) -> str:
-        return f"{self.compiled}, an error of the compiler's own, whatever eager raises: {self.eager}"
-
-    @classmethod
-    def parse(cls, detail: str) -> Self | None:
-        """Return the errors that a report's detail states; None if it states something else."""
-        match = _INTERNAL.fullmatch(detail)
-        return None if match is None else cls(match["compiled"], match["eager"])
 
 
 _SHOWN = 3

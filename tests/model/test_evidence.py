@@ -15,6 +15,7 @@ from fuzzcompile.model.evidence import (
     ONLY_EAGER,
     AliasDifference,
     EagerRefusal,
+    InternalError,
     LeafName,
     ObservableName,
     ValuePair,
@@ -60,6 +61,8 @@ def test_an_error_has_a_type_and_a_message():
     refusal = EagerRefusal.parse("eager raises torch.Error: bad: size\nof x; compiled runs")
     assert refusal is not None and refusal.parts == ("torch.Error", "bad: size\nof x")
     assert EagerRefusal.parse("eager raises E: x; compiled too") is None
+    both = InternalError("KeyError: 'a {b}'\nof c", "E: x")
+    assert InternalError.parse(str(both)) == both and InternalError.parse(str(refusal)) is None
 
 
 PARTNERS = st.lists(st.sampled_from([f"input{number}" for number in range(6)]), unique=True, max_size=6)

@@ -436,13 +436,18 @@ def get_hint(size: object) -> int | None:
     return size if isinstance(size, int) else getattr(getattr(size, "node", None), "hint", None)
 
 
+def may_be(recorded: object, size: int) -> bool:
+    """Return whether a recorded size can have been ``size``, as far as it is known."""
+    return get_hint(recorded) in (size, None)
+
+
 def _lay_out_alike(said: object, kernel: object) -> object:
     """A fake tensor of the sizes that were ``said``, in the dtype and order of dimensions of the kernel's result."""
     if not isinstance(said, torch.Tensor) or not isinstance(kernel, torch.Tensor):
         return said
     if said.device != kernel.device or said.dim() != kernel.dim():
         return said
-    if any(get_hint(ours) not in (theirs, None) for ours, theirs in zip(said.shape, kernel.shape, strict=True)):
+    if not all(map(may_be, said.shape, kernel.shape)):
         return said
     strides: list[Any] = [1] * said.dim()
     step: Any = 1
@@ -451,4 +456,4 @@ def _lay_out_alike(said: object, kernel: object) -> object:
         step = step * said.shape[dim]
     made = torch.empty_strided(said.shape, strides, dtype=kernel.dtype, device=said.device)
     pairs = zip(kernel.shape, made.stride(), kernel.stride(), strict=True)
-    return made if all(size == 1 or get_hint(ours) in (theirs, None) for size, ours, theirs in pairs) else said
+    return made if all(size == 1 or may_be(ours, theirs) for size, ours, theirs in pairs) else said

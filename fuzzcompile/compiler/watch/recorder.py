@@ -54,7 +54,12 @@ _OUTSIDE = "outside any pass"
 
 def has_tangents(module: fx.GraphModule) -> bool:
     """Return whether a graph takes gradients of outputs: a joint graph does, and a backward one."""
-    return any(str(node.target).startswith("tangents_") for node in module.graph.find_nodes(op="placeholder"))
+    return any(map(is_tangent, module.graph.find_nodes(op="placeholder")))
+
+
+def is_tangent(placeholder: fx.Node) -> bool:
+    """Return whether an input of a joint or backward graph is a gradient of an output, as AOTAutograd names it."""
+    return str(placeholder.target).startswith("tangents_")
 
 
 @dataclass

@@ -12,6 +12,7 @@ from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from fuzzcompile.compiler.compile_changes import Backend, CompileChange, GraphBreak
 from fuzzcompile.compiler.graph_text import diff_graphs, find_changed_nodes, list_user_lines
+from fuzzcompile.compiler.kernels.kernel_loops import find_definition
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.watch.ledger import Label
@@ -97,6 +98,15 @@ class Culprit:
         """
         known["source"], known["line"] = place
         return cls(stage, None, operator, get_operator_family(operator) if operator else UNKNOWN, **known)
+
+    @classmethod
+    def from_function(
+        cls, stage: str, function: str, family: str | None = None, **known: Unpack[CulpritFields]
+    ) -> Culprit:
+        """A function of the compiler (``module:function``) at fault in a stage; by default its name is its family."""
+        known["source"], known["line"] = find_definition(function)
+        name = function.partition(":")[2]
+        return cls(stage, None, name, family or name, **known)
 
     @property
     def is_named(self) -> bool:

@@ -32,7 +32,7 @@ from fuzzcompile.compiler.operators.operator_crossref import Crossref, Where
 from fuzzcompile.compiler.torch_config import patch_config
 from fuzzcompile.compiler.watch.compiler_errors import list_raise_frames
 from fuzzcompile.compiler.watch.ledger import Frame, Ledger
-from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS
+from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS, is_tangent
 from fuzzcompile.compiler.watch.rule_labels import find_source
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Divergence, frames_to_json
 from fuzzcompile.diagnosis.attribution.steps import find_inputs, list_placeholders
@@ -387,8 +387,8 @@ def _find_tangents(frame: Frame, number: int) -> Sequence[Any] | None:
     if joint is None or not joint.snapshots:
         return None
     inputs = find_inputs(frame, joint, number)
-    named = zip((str(node.target) for node in list_placeholders(joint.snapshots[0])), inputs or (), strict=False)
-    return [value for name, value in named if name.startswith("tangents")]
+    named = zip(list_placeholders(joint.snapshots[0]), inputs or (), strict=False)
+    return [value for node, value in named if is_tangent(node)]
 
 
 def check_captured_operators(divergence: Divergence) -> list[OperatorCheck]:

@@ -287,7 +287,7 @@ def _is_internal(compiled: Failure, eager: Failure) -> bool:
         return False
     if compiled.type_name == "InternalTorchDynamoError":  # dynamo's own word for it
         return True
-    if _says_the_same(compiled, eager) or compiled.is_like(eager):
+    if _says_the_same(compiled, eager):
         return False  # an operator refused its arguments wherever the compiler called it
     stage = find_file_stage(compiled.raised[0][0]) if compiled.raised else None
     asserted = compiled.origin == "AssertionError" and compiled.worded
@@ -299,7 +299,9 @@ def _is_internal(compiled: Failure, eager: Failure) -> bool:
 
 
 def _says_the_same(compiled: Failure, eager: Failure) -> bool:
-    """Return whether two errors are of one type and have one message, up to numbers and names."""
+    """Return whether two errors are of one type and have one message, up to numbers and names, or up to a colon."""
+    if compiled.is_like(eager):
+        return True
     said = normalise_message(eager.message)
     return (
         bool(said)

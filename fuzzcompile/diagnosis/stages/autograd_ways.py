@@ -73,10 +73,9 @@ def _find_contradictions(divergence: Divergence) -> Iterator[Found]:
             continue
         if shown or missed:
             place = facts().aot_autograd.analysis if shown else facts().aot_autograd.differentiation
-            file, line = find_definition(place)
             details: DetailsJson = {"kind": "analysis", "a run shows": shown or missed}
-            name, family = place.partition(":")[2], "analysis" if shown else "differentiation"
-            culprit = Culprit(FUNCTIONALIZATION, None, name, family, source=file, line=line, details=details)
+            family = "analysis" if shown else "differentiation"
+            culprit = Culprit.from_function(FUNCTIONALIZATION, place, family, details=details)
             yield from map(Found, _place_at_writes(culprit, captured) or [culprit])
 
 
@@ -114,8 +113,7 @@ def _find_regenerated(divergence: Divergence) -> Iterator[Found]:
     kinds = (kind for frame in divergence.trial.ledger.frames if frame.analysis for kind, _ in frame.analysis.kinds)
     if any(kind.startswith("alias_of") for kind in kinds):
         copy = facts().aot_autograd.alias_copy
-        name, (file, line) = copy.function, find_definition(copy.place)
-        culprit = Culprit(FUNCTIONALIZATION, None, name, name, source=file, line=line, details={"kind": "regenerated"})
+        culprit = Culprit.from_function(FUNCTIONALIZATION, copy.place, details={"kind": "regenerated"})
         yield Found(culprit, TracingSettings(copy.without))
 
 
@@ -294,9 +292,7 @@ def _name_call(node: fx.Node) -> str:
 
 def _compare_functional(divergence: Divergence) -> Iterator[ways.Sides[str]]:
     # In a later call inputs may overlap that did not when the graph was made.
-    for captured in (
-        ways.iter_captured(divergence.trial.ledger, calls=CAPTURED_CALLS) if load_functional_tools() else ()
-    ):
+    for captured in ways.iter_captured(divergence.trial.ledger, calls=CAPTURED_CALLS):
         draws = bool(list_drawing_nodes(captured.record.snapshots[-1]))
         for seed in SEEDS if draws else SEEDS[:1]:
             sides = _run_both(captured, seed, double=True) or _run_both(captured, seed, double=False)
@@ -314,6 +310,8 @@ def _run_both(
 ) -> ways.Sides[str] | None:
     """A graph as it is and functionally; ``numbers``: only how far both leave the generator of random numbers."""
     tools = load_functional_tools()
+    if tools is None:
+        return None
     run = partial(run_eagerly, captured.record.snapshots[-1], captured.inputs, double=double, seed=seed)
     plain, functional = run(), run(tools=tools, by_node=False)
     if plain.error is not None or functional.error is not None:

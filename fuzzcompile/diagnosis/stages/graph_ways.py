@@ -28,14 +28,14 @@ from fuzzcompile.compiler.graph_replay import (
     list_random_calls,
     replay_graph,
 )
-from fuzzcompile.compiler.kernels.kernel_loops import find_definition
-from fuzzcompile.compiler.operators.operator_application import find_fake_function, get_hint
+from fuzzcompile.compiler.operators.operator_application import find_fake_function, get_hint, may_be
 from fuzzcompile.compiler.watch.aot_autograd import (
     describe_partitioner,
     make_partitioning_without_repeated_draws,
     make_plain_partitioning,
 )
 from fuzzcompile.compiler.watch.ledger import Frame, GraphRecord, Ledger, Snapshot
+from fuzzcompile.compiler.watch.recorder import is_tangent
 from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
 from fuzzcompile.diagnosis.attribution.culprit import UNKNOWN, Ablator, Attribution, Culprit, Divergence, Evidence
 from fuzzcompile.diagnosis.attribution.steps import coarsest_epsilon, find_inputs, list_placeholders
@@ -125,7 +125,7 @@ class _Crossing:
     def keeps_inputs(self) -> bool:
         """Whether each input of the late graph is dynamo's at the same place, tangents aside."""
         named = zip(list_placeholders(self.late), self.inputs, strict=True)
-        primals = [value for node, value in named if not str(node.target).startswith("tangents")]
+        primals = [value for node, value in named if not is_tangent(node)]
         forms = (
             [(getattr(each, "shape", type(each)), getattr(each, "dtype", None)) for each in values]
             for values in (primals, self.given)
@@ -228,7 +228,7 @@ def _measure_explained(call: _Crossing, outputs: Sequence[Any]) -> float:
 def _measure_gradient_change(call: _Crossing, joint: Sequence[Any]) -> float:
     """Gradients of dynamo's graph by autograd beside those that the joint graph computes, for the same tangents."""
     named = zip(list_placeholders(call.late), call.inputs, strict=True)
-    tangents = [value for node, value in named if str(node.target).startswith("tangents")]
+    tangents = [value for node, value in named if is_tangent(node)]
     if not call.keeps_inputs:
         return 0.0
     differentiate = partial(differentiate_graph, call.early, call.given, tangents, written=call.writes[0])
@@ -292,9 +292,9 @@ def prove_runtime(ablator: Ablator) -> Attribution | None:
     differentiates = any(call.joint for call in crossings) and (marked or ablator.verdict is Verdict.WRONG_GRADIENT)
     place = facts().aot_autograd.autograd_function if differentiates else facts().aot_autograd.runtime
     details: DetailsJson = {"kind": "gradient" if marked else "values"}
-    name = place.partition(":")[2]
-    culprit = Culprit(stages.FUNCTIONALIZATION, None, name, "runtime wrapper", (), *find_definition(place))
-    return Attribution(replace(culprit, confidence="low", details=details))
+    return Attribution(
+        Culprit.from_function(stages.FUNCTIONALIZATION, place, "runtime wrapper", confidence="low", details=details)
+    )
 
 
 def prove_repeated_outputs(ablator: Ablator) -> Attribution | None:
@@ -302,14 +302,12 @@ def prove_repeated_outputs(ablator: Ablator) -> Attribution | None:
 
     What is marked as without a gradient in one place (``detach``) is so in the other.
     """
-    if not any(frame.repeats_outputs for frame in ablator.trial.ledger.frames):
+    repeated = any(frame.repeats_outputs for frame in ablator.trial.ledger.frames)
+    if not repeated or not ablator.is_repaired_by(DistinctOutputs()):
         return None
-    if not ablator.is_repaired_by(DistinctOutputs()):
-        return None
-    place = facts().aot_autograd.autograd_function
-    name, details = place.partition(":")[2], DetailsJson(kind="gradient")
-    culprit = Culprit(stages.FUNCTIONALIZATION, None, name, "repeated output", (), *find_definition(place))
-    return Attribution(replace(culprit, necessary=True, confidence="high", details=details))
+    place, details = facts().aot_autograd.autograd_function, DetailsJson(kind="gradient")
+    culprit = Culprit.from_function(stages.FUNCTIONALIZATION, place, "repeated output", necessary=True, details=details)
+    return Attribution(replace(culprit, confidence="high"))
 
 
 def _means_the_same(call: _Crossing) -> bool:
@@ -364,7 +362,7 @@ def _run_parts(frame: Frame, whole: Snapshot, first: Snapshot, second: Snapshot)
         wanted = [
             node.name
             for node in list_placeholders(second)
-            if not str(node.target).startswith("tangents") and isinstance(node.meta.get("val"), torch.Tensor)
+            if not is_tangent(node) and isinstance(node.meta.get("val"), torch.Tensor)
         ]
         pairs_saved = ((name, value) for name, value in zip(wanted, tensors, strict=False) if name in truths)
         wrong = [name for name, value in pairs_saved if relative_change(truths[name], value) > SEMANTIC_STEP]
@@ -411,7 +409,7 @@ def _order_inputs(saved: Sequence[Any], placeholders: Sequence[fx.Node], named: 
     sizes = iter([value for value in saved if not isinstance(value, torch.Tensor)])
     given = []
     for node in placeholders:
-        if str(node.target).startswith("tangents"):
+        if is_tangent(node):
             value = named.get(str(node.target))
         elif isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)):
             value = next(sizes, None)
@@ -495,13 +493,11 @@ def _describe_metadata(value: torch.Tensor, said: torch.Tensor, *, strides: bool
 def _are_of_one_call(placeholders: Sequence[fx.Node], inputs: Sequence[Any]) -> bool:
     """Return whether inputs have the sizes that symbols had where the graph was traced: a later call has others."""
     pairs = ((node.meta.get("val"), value) for node, value in zip(placeholders, inputs, strict=False))
-    sizes = (
-        (said, size)
+    return all(
+        all(map(may_be, traced.shape, value.shape))
         for traced, value in pairs
         if is_strided(traced) and is_strided(value)
-        for said, size in zip(traced.shape, value.shape, strict=False)
     )
-    return all(get_hint(said) in (None, size) for said, size in sizes)
 
 
 def _compare_tangents(divergence: Divergence) -> Iterator[ways.Sides[str]]:
@@ -513,19 +509,15 @@ def _compare_tangents(divergence: Divergence) -> Iterator[ways.Sides[str]]:
         pairs = [
             ways.Pair(str(node.target), *_describe_metadata(value, traced, strides=True))
             for node, value in zip(placeholders, captured.inputs, strict=True)
-            if str(node.target).startswith("tangents")
-            and is_strided(value)
-            and is_strided(traced := node.meta.get("val"))
+            if is_tangent(node) and is_strided(value) and is_strided(traced := node.meta.get("val"))
         ]
         yield ways.Sides(ways.walk_pairs(pairs), _word_tangent, _measure_metadata)
 
 
 def _word_tangent(parting: ways.PartedStep[str]) -> Found:
-    place = facts().aot_autograd.tangent_copy.place
+    place, nodes = facts().aot_autograd.tangent_copy.place, (parting.pair.at,)
     details: DetailsJson = {"kind": "metadata", "expected": parting.got, "got": parting.expected}
-    file, line = find_definition(place)
-    function, nodes = place.partition(":")[2], (parting.pair.at,)
-    return Found(Culprit(stages.FUNCTIONALIZATION, None, function, "tangent", nodes, file, line, details=details))
+    return Found(Culprit.from_function(stages.FUNCTIONALIZATION, place, "tangent", nodes=nodes, details=details))
 
 
 TANGENTS = ways.Way(
@@ -540,14 +532,3 @@ METADATA = ways.Way(
     shows=lambda seen: seen.is_of_values or seen.verdict in _METADATA,
     most=None,
 )
-
-
-def prove_metadata(ablator: Ablator) -> Attribution | None:
-    """What parts first of values and what is recorded of them; where values are wrong, only if a compile proves it."""
-    found = ablator.once(METADATA.find)
-    if not found:
-        return None
-    attribution = ways.prove_without(ablator, found[0])
-    if ablator.is_of_values:
-        return attribution if attribution is not None and attribution.is_proved else None
-    return attribution or ways.doubt(ablator, found[0])

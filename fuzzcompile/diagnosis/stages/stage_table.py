@@ -88,12 +88,14 @@ def _prove_suspected_instruction(ablator: Ablator) -> Attribution | None:
     return prove_instruction(ablator, doubts=False) if DYNAMO.suspects(ablator) else None
 
 
-def _prove_first(way: Way) -> Prove:
-    """What parts first by a way, proved where a compile can do without it."""
+def _prove_first(way: Way, *, proves_values: bool = False) -> Prove:
+    """What parts first by a way, proved where a compile can do without it; of wrong values perhaps only then."""
 
     def prove(ablator: Ablator) -> Attribution | None:
-        found = ablator.once(way.find)
-        return (prove_without(ablator, found[0]) or doubt(ablator, found[0])) if found else None
+        for found in ablator.once(way.find)[:1]:
+            named = prove_without(ablator, found) or doubt(ablator, found)
+            return named if named.is_proved or not (proves_values and ablator.is_of_values) else None
+        return None
 
     return prove
 
@@ -122,7 +124,7 @@ ORDER: tuple[SearchStep, ...] = (
     SearchStep(Shows.IN_GRAPHS, _prove_stage(FUNCTIONALIZATION)),
     SearchStep(Shows.IN_GRAPHS, _prove_stage(PARTITION)),
     SearchStep(Shows.IN_GRAPHS, partial(prove_instruction, doubts=True)),
-    SearchStep(Shows.IN_GRAPHS, graph_ways.prove_metadata),
+    SearchStep(Shows.IN_GRAPHS, _prove_first(graph_ways.METADATA, proves_values=True)),
     SearchStep(Shows.IN_GRAPHS, _prove_first(graph_ways.TANGENTS)),
     SearchStep(Shows.IN_GRAPHS, operators.doubt_operators),
     SearchStep(Shows.IN_GRAPHS, _prove_first(_LOST)),

@@ -261,7 +261,7 @@ def iter_captured(
                 yield CapturedGraphs(frame, record, inputs)
 
 
-def doubt(ablator: Ablator, found: Found) -> Attribution | None:
+def doubt(ablator: Ablator, found: Found) -> Attribution:
     """The culprit with low confidence: no compile can do without it."""
     return Attribution(replace(found.culprit, confidence="low"))
 

@@ -163,7 +163,7 @@ def draw_aliased(pen: Pen, floating: str, *, gradients: bool) -> AliasedProgram:
     statements = _prune(draft.statements, outputs)
     return AliasedProgram(
         names=tuple(dict.fromkeys(statement.row for statement in statements)),
-        base=_write_base(dtype, size, ", requires_grad=True" if differentiated else ""),
+        base=_write_base(dtype, size, differentiated=differentiated),
         inputs=texts,
         statements=tuple(line for statement in statements for line in statement.lines),
         outputs=outputs,
@@ -184,9 +184,10 @@ def _prune(statements: Sequence[_Statement], outputs: Sequence[str]) -> list[_St
     return kept[::-1]
 
 
-def _write_base(dtype: str, size: int, more: str) -> str:
+def _write_base(dtype: str, size: int, *, differentiated: bool) -> str:
     if "float" in dtype:
-        return f"torch.randn({size}{'' if dtype == 'float32' else f', dtype=torch.{dtype}'}{more})"
+        options = ("" if dtype == "float32" else f", dtype=torch.{dtype}") + ", requires_grad=True" * differentiated
+        return f"torch.randn({size}{options})"
     return f"torch.arange({size}{'' if dtype == 'int64' else f', dtype=torch.{dtype}'})"
 
 

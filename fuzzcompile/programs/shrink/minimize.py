@@ -258,9 +258,10 @@ class _Minimiser:
         Its recipe, which draws the package, is left with it: graph and text are reduced.
         """
         plain = without_setting(self.found.source, "PATH") if self.job.is_case else None
+        if plain is None:
+            return False
         self.questions.reducer = "path"
-        shown = plain is not None and self.questions.ask(CaseText(plain, {}), screen=False)
-        return plain is not None and shown and self._take(plain, "text")
+        return self.questions.ask(CaseText(plain, {}), screen=False) and self._take(plain, "text")
 
     def _reduce_recipe(self) -> None:
         recipe, questions, best = self.job.recipe, self.questions, list[DrawnSource]()
