@@ -80,7 +80,7 @@ Steps = dict[tuple[CodeType, int], list[InstructionStep]]
 
 @dataclass
 class InstructionTrace:
-    """What dynamo traces while its patch is installed: the latest attempt at each frame.
+    """Trace of dynamo while its patch is installed: the latest attempt at each frame.
 
     With instructions ``left_out`` nothing is recorded: at these dynamo breaks the graph, and eager mode runs them, or
     the ``whole`` frame.
@@ -106,7 +106,7 @@ class InstructionTrace:
         self.ledger.record_unseen(unseen)
 
     def list_values(self, name: str) -> tuple[Digest, ...]:
-        """What a local name has stood for, each value once."""
+        """List the values that a local name has stood for, each once."""
         taken = (step.values[name] for steps in self.steps.values() for step in steps if name in step.values)
         return tuple(dict.fromkeys(taken))
 
@@ -303,7 +303,7 @@ class PartedInstruction:
 
 
 def find_partings(eager: Steps, trace: InstructionTrace, raised: str = "") -> list[PartedInstruction]:
-    """Where dynamo parts from Python, the strongest evidence first.
+    """List places where dynamo parts from Python, the strongest evidence first.
 
     That are wrong results on constants, calls that it does not trace, and the first instruction behind which the path
     or a value is another than in eager mode. Where dynamo's steps end it has broken the graph, unless it ``raised``.
@@ -350,7 +350,7 @@ def find_partings(eager: Steps, trace: InstructionTrace, raised: str = "") -> li
 
 
 def list_settings(trace: InstructionTrace) -> list[PartedInstruction]:
-    """What sets something outside of Python's values, the latest first: dynamo may not heed it."""
+    """List instructions that set something beside Python's values, the latest first: dynamo may not heed them."""
     settings = reversed(trace.settings.values())
     return [PartedInstruction(last, "setting", others=tuple(others)) for *others, last in settings]
 
@@ -389,7 +389,7 @@ def _find_deciding(steps: list[InstructionStep]) -> Instruction | None:
 
 
 def _list_unnamed(steps: list[InstructionStep], decided: Instruction) -> list[Instruction]:
-    """What may have made a tensor wrong in the line that ``decided`` ends: numbers that it reads, then itself.
+    """List instructions of the line that ``decided`` ends that may make a tensor wrong: numbers read, then itself.
 
     No name tells whether the values within the line are right. The latest come first.
     """
@@ -402,7 +402,7 @@ def _list_unnamed(steps: list[InstructionStep], decided: Instruction) -> list[In
 
 
 def _word_values(name: str, eager: Digest, traced: Digest) -> tuple[str, str, str]:
-    """What parts, and both values for a reader."""
+    """Word what parts, with both values, for a reader."""
     kind = "torch mode" if name in _MODES else "gradient" if hold_alike(eager, traced) else "value"
     what = f"{name} " if name in _MODES else ""
     return kind, f"{what}{word_digest(eager)}", f"{what}{word_digest(traced)}"

@@ -26,14 +26,14 @@ TENSOR, _OBJECT = ("tensor",), ("object",)
 
 
 def digest_each(values: Mapping[str, V], digest: Callable[[V], Digest]) -> dict[str, Digest]:
-    """What is comparable of each of several values."""
+    """Digest several values."""
     return {name: digest(value) for name, value in list(values.items())}
 
 
 def digest_variable(
     variable: Any, depth: int = _DEEPEST, *, tensors: Callable[[Any], object] = lambda variable: None
 ) -> Digest:
-    """What dynamo knows of a value that is comparable; None of one that only the run gives.
+    """Digest what dynamo knows of a value; None of one that only the run gives.
 
     ``tensors`` says what is comparable of a tensor.
     """
@@ -77,7 +77,7 @@ def _digest_set(kind: type, keys: list[Digest]) -> Digest:
 def digest(
     value: object, depth: int = _DEEPEST, *, tensors: Callable[[torch.Tensor], object] = lambda tensor: None
 ) -> Digest:
-    """What is compared of a value: its type and what it holds; of a tensor, what ``tensors`` says of it."""
+    """Digest a value to compare it: its type and what it holds; of a tensor, what ``tensors`` says of it."""
     kind: type = type(value)
     if isinstance(value, torch.Tensor):
         return (*TENSOR, tensors(value))
@@ -113,7 +113,7 @@ def agree(eager: object, traced: object) -> bool:
 
 
 def list_summaries(values: Mapping[str, Digest]) -> list[TensorSummary]:
-    """What is known of the tensors among several values, and in their containers."""
+    """List what is known of the tensors among several values, and in their containers."""
     return [each for each in pytree.tree_leaves(list(values.values())) if isinstance(each, TensorSummary)]
 
 

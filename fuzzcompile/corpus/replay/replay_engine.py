@@ -45,7 +45,7 @@ _TAIL = 200_000  # bytes of output that are read
 
 @dataclass(frozen=True)
 class Ended:
-    """How a script ended: ``status`` is negative for a signal, and None if it was still running after its time."""
+    """End of a script: ``status`` is negative for a signal, and None if it was still running after its time."""
 
     status: int | None
     output: str
@@ -324,7 +324,7 @@ _KEPT = 4000  # characters of output that are stored
 
 @dataclass(frozen=True)
 class Settings:
-    """How scripts are run: how often each, for how long, how many at a time, and whether they may see GPUs."""
+    """Settings of a replay: how often scripts are run, for how long, how many at a time, and whether they see GPUs."""
 
     runs: int = 3
     timeout: float = 180.0
@@ -334,7 +334,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Result:
-    """What a finding's reproducer did on one torch; ``why`` is in a few words."""
+    """Outcome of a finding's reproducer on one torch; ``why`` is in a few words."""
 
     subject: Subject
     replay: Replay

@@ -118,7 +118,7 @@ def _find_regenerated(divergence: Divergence) -> Iterator[Found]:
 
 
 def _prove_alone(ablator: Ablator, found: Found) -> Attribution | None:
-    """What is found, if the program is right without it; that it is called accuses nothing."""
+    """Find a function without which the program is right; that it is called accuses nothing."""
     proved = ways.prove_in_turn(ablator, [found])
     if proved is None and ablator.is_of_values:
         # Where the views are not made as the program made them, their strides and their offset are.

@@ -123,7 +123,7 @@ class _Crossing:
 
     @functools.cached_property
     def keeps_inputs(self) -> bool:
-        """Whether each input of the late graph is dynamo's at the same place, tangents aside."""
+        """Return whether each input of the late graph is dynamo's at the same place, tangents aside."""
         named = zip(list_placeholders(self.late), self.inputs, strict=True)
         primals = [value for node, value in named if not is_tangent(node)]
         forms = (
@@ -142,7 +142,7 @@ class _Crossing:
         return [at for at in written if at not in inside], inside
 
     def list_results(self, run: ReplayResult, *, late: bool) -> list[object]:
-        """What a run leaves: inputs that AOTAutograd's runtime writes, outputs, other inputs written to."""
+        """List what a run leaves: inputs that AOTAutograd's runtime writes, outputs, other inputs written to."""
         behind, inside = self.writes
         # The late graph returns what the runtime is to write, ahead of all else.
         outputs = run.outputs if late else [*(run.inputs[at] for at in behind), *run.outputs]
@@ -150,7 +150,7 @@ class _Crossing:
         return [*outputs[:results], *(run.inputs[at] for at in inside)]
 
     def pair_outputs(self) -> Iterator[ways.Pair[str]]:
-        """What both graphs leave in float64, and where a gradient is computed, that it is to be compared too."""
+        """Pair what both graphs leave in float64, and where a gradient is computed, demand that it is compared too."""
         early, late = self.in_double
         if early.error is not None or late.error is not None or (any(self.writes) and not self.keeps_inputs):
             return

@@ -89,7 +89,7 @@ def _prove_suspected_instruction(ablator: Ablator) -> Attribution | None:
 
 
 def _prove_first(way: Way, *, proves_values: bool = False) -> Prove:
-    """What parts first by a way, proved where a compile can do without it; of wrong values perhaps only then."""
+    """Find what parts first by a way, proved where a compile can do without it; of wrong values perhaps only then."""
 
     def prove(ablator: Ablator) -> Attribution | None:
         for found in ablator.once(way.find)[:1]:
@@ -149,7 +149,7 @@ LADDER = (
 
 
 def look_around_rewrites(ablator: Ablator) -> Attribution | None:
-    """What is at fault before, between and behind the graph passes; None if nothing is suspected."""
+    """Find what is at fault before, between and behind the graph passes; None if nothing is suspected."""
     flawed = look_in_order(ablator, Shows.IN_PROGRAM)
     if flawed is not None:
         return flawed

@@ -214,7 +214,7 @@ class Sides(Generic[At]):
         return first
 
     def find(self) -> Found | None:
-        """What is at fault where the sides part; None if they do not."""
+        """Find what is at fault where the sides part; None if they do not."""
         parting = self.find_parting()
         return self.word(parting) if parting is not None else None
 
@@ -293,7 +293,7 @@ class Way:
     most: int | None = 1
 
     def find(self, divergence: Divergence) -> list[Found]:
-        """What parts first, as many as are asked for."""
+        """Find what parts first, as many as are asked for."""
         sides = self.sides(divergence) if self.shows(divergence) else ()
         worded = (each.find() if isinstance(each, Sides) else each for each in sides)
         found = (replace(each, prove=self.prove) for each in worded if each is not None)
@@ -311,7 +311,7 @@ class SideBySide(Stage):
         self.name, self.ways, self.cleared_by = name, list(ways), cleared_by
 
     def suspects(self, divergence: Divergence) -> list[Suspect]:
-        """What parts in this stage."""
+        """List the suspects of this stage."""
         found = [each for way in self.ways for each in divergence.once(way.find) if each.culprit.stage == self.name]
         return list(map(Suspect.from_found, found))
 
