@@ -52,13 +52,15 @@ class ScriptCalls:
     """What a look at a script's calls gave: how many were ``looked`` at, and whether these were all (``whole``).
 
     ``parts`` is the number of the first call that parts from eager mode, if one does, and ``report`` the answer on it
-    where its graph is stale.
+    where its graph is stale. ``unexplained`` is the answer where it shows a bug behind the calls before it, and none
+    when it is compiled alone.
     """
 
     looked: int
     whole: bool
     parts: int | None = None
     report: TriageReport | None = None
+    unexplained: TriageReport | None = None
 
 
 def look_at_calls(file: CaseFile, device: torch.device, deadline: float, ignored: Sequence[int] = ()) -> ScriptCalls:
@@ -78,8 +80,16 @@ def look_at_calls(file: CaseFile, device: torch.device, deadline: float, ignored
 
     answer = look.stale
     stale = explain_cached_graph(attempt, answer.decision, look.hit) or explain_stale_call(attempt, answer.decision)
-    report = None if stale is None else answer.with_stale_call(stale).report(stale.attribution)
+    if stale is None:
+        decision = replace(answer.decision, confidence="low", detail=f"{answer.decision.detail}; {_NOT_ALONE}")
+        return ScriptCalls(
+            look.looked, look.whole, look.parted, unexplained=replace(answer, decision=decision).report()
+        )
+    report = answer.with_stale_call(stale).report(stale.attribution)
     return ScriptCalls(look.looked, look.whole, look.parted, report)
+
+
+_NOT_ALONE = "it shows behind the calls before it, and not in that call compiled alone"
 
 
 def makes_one_call(source: str) -> bool:

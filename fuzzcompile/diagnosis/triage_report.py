@@ -27,6 +27,7 @@ from fuzzcompile.model.contract import (
     CostJson,
     ErrorMapJson,
     EvidenceJson,
+    LaterCallJson,
     OutputJson,
     ReportJson,
     RewriteJson,
@@ -188,6 +189,7 @@ class TriageReport:
     promise: str | None = None
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    call: LaterCallJson | None = None
     screened: bool = False
     suspects: tuple[SuspectJson, ...] = ()
     target: TargetJson | None = None

@@ -64,6 +64,13 @@ class OutputJson(TypedDict, total=False):
     error_map: ErrorMapJson  # for pages only, the errors in cells
 
 
+class LaterCallJson(TypedDict):
+    """A later call of a script, judged by itself because it parts from eager mode."""
+
+    number: int  # from 1
+    dynamic: bool  # compiled with open sizes, as dynamo compiles anew once a size has changed
+
+
 class EvidenceJson(TypedDict, total=False):
     """The evidence that the verdict rests on."""
 
@@ -81,6 +88,7 @@ class EvidenceJson(TypedDict, total=False):
     promise: str | None  # the promise of a setting that is broken; null where none is
     warnings: list[str]  # the warnings that only one of the two runs gave
     notes: list[str]  # what else a reader should know, such as what lowers the confidence
+    call: LaterCallJson | None  # the later call of a script that was judged; null: the first, or one asked for
     non_finite: str  # ``inf``, ``-inf`` or ``nan``, of the number beside it that is null for that
 
 

@@ -89,6 +89,7 @@ def report_worker_failure(
             "promise": None,
             "warnings": [],
             "notes": [],
+            "call": None,
         },
         "contributors": [],
         "changed_bits": [],

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import importlib
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from plants.guards import FAULTS
+from torch._inductor import lowering
 
+from fuzzcompile.diagnosis.probe import SignatureLock
 from fuzzcompile.diagnosis.script_calls import makes_one_call
 from fuzzcompile.diagnosis.worker.judge import judge_file
+from fuzzcompile.diagnosis.worker.minimization import CandidateTools, make_job
+from fuzzcompile.diagnosis.worker.minimize_task import LocalAsker
+from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.judge_task import JudgeTask
+from fuzzcompile.programs.shrink.minimize import minimize
+from fuzzcompile.programs.shrink.search import SearchBudget
 
 pytestmark = pytest.mark.usefixtures("no_workarounds")
 
@@ -70,17 +78,19 @@ def test_two_closures_of_one_function_share_its_graphs(write_case):
     assert report["culprit"]["details"]["between_calls"] == ["by: 2.0, then 3.0"]
 
 
-@pytest.mark.slow
-def test_a_later_call_that_is_wrong_by_itself_is_judged_in_full(write_case, monkeypatch):
-    from torch._inductor import lowering
-
+def plant_doubled_sine(monkeypatch: Any, is_wrong: Callable[[Any], bool]) -> None:
     sine = torch.ops.aten.sin.default
     original = lowering.lowerings[sine]
 
-    def wrong_for_five(x: Any) -> Any:
-        return original(lowering.mul(x, 2) if x.get_size()[0] == 5 else x)
+    def double(x: Any) -> Any:
+        return original(lowering.mul(x, 2) if is_wrong(x) else x)
 
-    monkeypatch.setitem(lowering.lowerings, sine, wrong_for_five)
+    monkeypatch.setitem(lowering.lowerings, sine, double)
+
+
+@pytest.mark.slow
+def test_a_later_call_that_is_wrong_by_itself_is_judged_in_full(write_case, monkeypatch):
+    plant_doubled_sine(monkeypatch, lambda x: x.get_size()[0] == 5)
     source = (
         "import torch\n\ncompiled = torch.compile(torch.sin, dynamic=False)\n"
         "for size in (3, 4, 5):\n    print(compiled(torch.linspace(0, 1, size)))\n"
@@ -88,6 +98,40 @@ def test_a_later_call_that_is_wrong_by_itself_is_judged_in_full(write_case, monk
     report = judge(write_case, source)
     assert report["verdict"] == "miscompile"
     assert any("judged: call 3 of the script" in note for note in report["evidence"]["notes"])
+
+
+# A sine that is compiled for the second size of a script, which dynamo leaves open.
+TWO_SIZES = (
+    "import torch\n\ncompiled = torch.compile(torch.sin)\nfor size in (6, 9):\n    print(compiled(torch.ones(size)))\n"
+)
+
+
+def test_a_later_call_that_is_wrong_with_open_sizes_alone_is_judged_with_them(write_case, monkeypatch):
+    plant_doubled_sine(monkeypatch, lambda x: not all(size.is_number for size in x.get_size()))
+    report = judge(write_case, TWO_SIZES)
+    assert (report["verdict"], report["culprit"]["rewrite"]) == ("miscompile", "aten.sin.default")
+
+
+@pytest.mark.slow
+def test_a_later_call_is_minimized_with_the_sizes_that_it_was_judged_with(write_case, monkeypatch):
+    plant_doubled_sine(monkeypatch, lambda x: not all(size.is_number for size in x.get_size()))
+    report = cast(ReportJson, judge(write_case, TWO_SIZES))
+    tools = CandidateTools(LocalAsker(), SignatureLock.of(report), report)
+    outcome = minimize(make_job(TWO_SIZES, report, None), tools, SearchBudget(30))
+    assert outcome.how == "graph" and "DYNAMIC = True" in outcome.source and "for size" not in outcome.source
+    assert outcome.report["culprit"]["rewrite"] == "aten.sin.default"
+
+
+@pytest.mark.slow
+def test_a_later_call_that_is_wrong_in_a_second_compile_alone_is_told_with_low_confidence(write_case, monkeypatch):
+    def is_second(x: Any) -> bool:
+        now = torch._guards.CompileContext.current_compile_id()
+        return now is not None and bool(now.frame_compile_id)
+
+    plant_doubled_sine(monkeypatch, is_second)
+    report = judge(write_case, TWO_SIZES)
+    assert (report["verdict"], report["confidence"]) == ("miscompile", "low")
+    assert "not in that call compiled alone" in report["detail"]
 
 
 def test_a_training_loop_is_followed_without_a_false_alarm(write_case):

@@ -25,13 +25,13 @@ from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.diagnosis.worker.ledger_files import dump_ledger
 from fuzzcompile.diagnosis.worker.worker_loss import leave_eager, leave_report
 from fuzzcompile.model.conditions import Conditions
-from fuzzcompile.model.contract import EAGER, ReportJson, read_target
+from fuzzcompile.model.contract import EAGER, LaterCallJson, ReportJson, read_target
 from fuzzcompile.model.errors import EnvironmentUnfit, MachineUnfit
 from fuzzcompile.model.focus_plan import FocusObservation
 from fuzzcompile.model.judge_task import JudgeResult, JudgeTask
 from fuzzcompile.model.signatures import drop_fingerprint
 from fuzzcompile.model.targets import find_target
-from fuzzcompile.programs.capture.case_loader import load
+from fuzzcompile.programs.capture.case_loader import load, load_later_call
 from fuzzcompile.programs.capture.script_process import preserve_process
 from fuzzcompile.programs.casefiles.case_file import CaseFile, read_case_file
 from fuzzcompile.run.attention_backends import MATH_ONLY, force_math_kernel
@@ -281,9 +281,13 @@ def _judge_later_calls(
         looked = look_at_calls(file, device, ends, ignored)
         if looked.parts is None or looked.report is not None or len(ignored) == _MOST_JUDGED:
             return answer_with_later_calls(first, looked)
-        later = judge_case(load(file, device, call=looked.parts), progress, device, deadline)
+        # A call that is right alone and wrong behind others may be so with the sizes that dynamo then leaves open.
+        call: LaterCallJson = {"number": looked.parts, "dynamic": looked.unexplained is not None}
+        later = judge_case(load_later_call(file, device, call), progress, device, deadline)
         if later.is_bug:
-            return later
+            return replace(later, call=call)
+        if looked.unexplained is not None:
+            return looked.unexplained
         ignored.append(looked.parts)
 
 

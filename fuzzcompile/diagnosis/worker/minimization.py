@@ -6,8 +6,9 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -19,19 +20,20 @@ from fuzzcompile.diagnosis.probe import Keep, SignatureLock, probe_case
 from fuzzcompile.diagnosis.worker.judge import isolate_process
 from fuzzcompile.diagnosis.worker.minimize_task import Answer, CandidateLost, LocalAsker, MinimizeTask
 from fuzzcompile.diagnosis.worker.worker_loss import leave_eager, leave_report
-from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.model.contract import LaterCallJson, ReportJson
 from fuzzcompile.model.errors import FuzzcompileError
 from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.model.verdicts import Verdict
-from fuzzcompile.programs.capture.case_loader import load
-from fuzzcompile.programs.casefiles.case_file import defines_make
+from fuzzcompile.programs.capture.case_loader import load, load_later_call
+from fuzzcompile.programs.casefiles.case_file import defines_make, read_case_file
 from fuzzcompile.programs.ir.case_source import CaseText
 from fuzzcompile.programs.ir.evaluation import evaluate, guard_runs
 from fuzzcompile.programs.ir.program import Program
 from fuzzcompile.programs.shrink.minimize import minimize as reduce_case
 from fuzzcompile.programs.shrink.outcome import MinimizeResult, ProbeResult, Recipe
 from fuzzcompile.programs.shrink.search import Capture, MinimizeJob, SearchBudget, capture_graph_programs, write_out
+from fuzzcompile.run.case import Case
 from fuzzcompile.run.pool.worker import get_current_device
 
 # Compiling a candidate of one of these would take this worker down too.
@@ -65,13 +67,14 @@ def make_job(
     for_issue: bool = False,
 ) -> MinimizeJob:
     """The reduction of a source with that report."""
+    call = report.get("evidence", {}).get("call")
     return MinimizeJob(
         source,
         report,
         recipe=recipe,
         is_case=defines_make(source),
         screens=SignatureLock.of(report).screens,
-        resizes=_RESIZED.search(source) is not None,
+        resizes=_RESIZED.search(source) is not None or bool(call and call["dynamic"]),
         keeps=keeps,
         for_issue=for_issue,
     )
@@ -106,10 +109,20 @@ class CandidateTools:
     vetoes: tuple[str, ...] = ()
     thorough: bool = False
 
+    @property
+    def _call(self) -> LaterCallJson | None:
+        return self.report.get("evidence", {}).get("call")
+
     def probe(self, candidate: CaseText, *, screen: bool) -> ProbeResult:
         """Find whether and how a candidate fails, from one compile; a lost process is a crash or a time-out."""
         step = partial(
-            probe_candidate, candidate, self.target, screen=screen, thorough=self.thorough, vetoes=self.vetoes
+            probe_candidate,
+            candidate,
+            self.target,
+            screen=screen,
+            thorough=self.thorough,
+            vetoes=self.vetoes,
+            call=self._call,
         )
         name = f"{'screen' if screen else 'compile'} {candidate.digest}"
         limited = self.target.verdict != Verdict.TIMEOUT
@@ -122,7 +135,7 @@ class CandidateTools:
     def programs(self, source: str, capture: Capture) -> Sequence[Program]:
         """The captured graphs of a source; none if they cannot be had without losing the process."""
         try:
-            step = partial(capture_programs, source, capture)
+            step = partial(capture_programs, source, capture, self._call)
             return self.asker.ask(step, name=f"{capture} {hash_source(source)}", source=source)
         except CandidateLost:
             return []
@@ -130,7 +143,7 @@ class CandidateTools:
     def judge(self, source: str) -> ReportJson:
         """Return the full report on a source; if its process is lost, what it left, or its verdict alone."""
         try:
-            step = partial(judge_source, source, self.vetoes, self.target.causes)
+            step = partial(judge_source, source, self.vetoes, self.target.causes, self._call)
             return self.asker.ask(step, name=f"judge {hash_source(source)}", source=source)
         except CandidateLost as lost:
             if lost.report is not None:
@@ -151,12 +164,16 @@ def probe_candidate(
     screen: bool = False,
     thorough: bool = False,
     vetoes: tuple[str, ...] = (),
+    call: LaterCallJson | None = None,
 ) -> ProbeResult:
-    """Compile a candidate, which must show ``target``, in this process. One that cannot run at all does not match."""
+    """Compile a candidate, which must show ``target``, in this process. One that cannot run at all does not match.
+
+    Of a script, ``call`` is compiled, by default its first.
+    """
     device = torch.device(get_current_device())
     with write_out(candidate) as path, isolate_process():
         try:
-            case = load(path, device)
+            case = _load(path, device, call)
             if target.promise is not None:
                 promise, compiles = find_broken_bits(case, device, target.promise, vetoes=vetoes)
                 if promise is None:
@@ -186,24 +203,31 @@ class _EagerProgress(TriageProgress):
         leave_eager()
 
 
-def judge_source(source: str, vetoes: tuple[str, ...] = (), causes: tuple[str, ...] = ()) -> ReportJson:
+def _load(path: Path, device: torch.device, call: LaterCallJson | None) -> Case:
+    file = read_case_file(path)
+    return load(file, device) if call is None or file.kind == "case" else load_later_call(file, device, call)
+
+
+def judge_source(
+    source: str, vetoes: tuple[str, ...] = (), causes: tuple[str, ...] = (), call: LaterCallJson | None = None
+) -> ReportJson:
     """The full report on a source, ``causes`` (fingerprints) tried first; that without a cause is left for a loss."""
     device = torch.device(get_current_device())
     with write_out(CaseText(source, {})) as path, isolate_process():
-        case = load(path, device)
+        case = _load(path, device, call)
         task = JudgeTask(vetoes=vetoes, error_maps=True)
         triaged = triage(case, device, task, progress=_EagerProgress())
         leave_report(triaged.to_json())  # the programs that are tried next may end this process
         report = add_cause(triaged, case, device, vetoes=vetoes, known=causes)
         report = judge_own_promises(case, device, report, vetoes=vetoes, deadline=None)
-        return report.to_json()
+        return replace(report, call=None if defines_make(source) else call).to_json()
 
 
-def capture_programs(source: str, capture: Capture = "static") -> list[Program]:
+def capture_programs(source: str, capture: Capture = "static", call: LaterCallJson | None = None) -> list[Program]:
     """The graphs of a source as programs (:func:`~fuzzcompile.programs.shrink.search.capture_graph_programs`)."""
     device = torch.device(get_current_device())
     with write_out(CaseText(source, {})) as path, isolate_process():
         try:
-            return capture_graph_programs(load(path, device), device, capture)
+            return capture_graph_programs(_load(path, device, call), device, capture)
         except FuzzcompileError:
             return []

@@ -27,6 +27,7 @@ from fuzzcompile.compiler.custom_code import apply_backend
 from fuzzcompile.compiler.target.target_process import current_target
 from fuzzcompile.compiler.torch_api import copy_configs, diff_configs, reset_compiler
 from fuzzcompile.compiler.torch_config import preserve_config
+from fuzzcompile.model.contract import LaterCallJson
 from fuzzcompile.model.errors import CaseError, format_message
 from fuzzcompile.programs.capture.interception import (
     CallHistory,
@@ -81,6 +82,17 @@ def load_script(file: CaseFile, device: torch.device, *, call: int | None = None
         backward=run.differentiates(calls, run.ambient),
         notes=run.notes(record),
     )
+
+
+def load_later_call(file: CaseFile, device: torch.device, call: LaterCallJson) -> Case:
+    """The case of a script's later call (:func:`load_script`), with open sizes where the script does not say."""
+    case = load_script(file, device, call=call["number"])
+    if not call["dynamic"] or case.settings.dynamic is not None:
+        return case
+    return replace(case, settings=replace(case.settings, dynamic=True), notes=(*case.notes, _OPEN_SIZES))
+
+
+_OPEN_SIZES = "compiled with dynamic=True, as dynamo compiles once a size or number has changed between calls"
 
 
 Visit = Callable[[CompiledCallable, Arguments, int], None]
