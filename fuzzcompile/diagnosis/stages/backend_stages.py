@@ -138,7 +138,8 @@ def _prove_in_scalars(ablator: Ablator, wrong: LoweredStep) -> Attribution | Non
     step = replace(wrong, kernel=kernel)
     if wrong.exact or kernel is None or not step.is_vectorised or name not in step.list_code_operators(*kernel.writes):
         return None
-    if proofs.find_right_in_scalars(ablator, step.generator, [name])[0] is None:
+    named, untested = proofs.find_right_in_scalars(ablator, step.generator, [name])
+    if named is None and not (untested and proofs.is_right_without_vectors(ablator, step.generator)):
         return None
     return Attribution(_make_code_culprit(step, None, name, vectorised=True, necessary=True))
 
@@ -183,7 +184,10 @@ def prove_any_lowering(ablator: Ablator) -> Attribution | None:
             if node is not None and can_fall_back(node) and not is_view(node.target):
                 steps.setdefault(step.name, step)
     named, _ = proofs.bisect_candidates(ablator, list(steps), proofs.with_aten)
-    return Attribution(_make_operator_culprit(steps[named], necessary=True)) if named is not None else None
+    if named is None:
+        return None
+    in_code = _prove_in_scalars(ablator, steps[named])
+    return in_code or Attribution(_make_operator_culprit(steps[named], necessary=True))
 
 
 def _make_operator_culprit(wrong: LoweredStep, *, necessary: bool | None = None) -> Culprit:

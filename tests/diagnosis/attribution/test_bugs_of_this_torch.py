@@ -478,12 +478,30 @@ def make():
 """
 
 
+# No operator is wrong by itself where it reads what has no memory of its own.
+READ_AS_BITS = """
+import torch
+
+def program(x, y):
+    read = y.view(torch.float64)
+    joined = torch.cat([torch.cat([read, y], -1), read, x], -1)
+    return (joined.view(torch.int64) ^ 1).view(torch.float64) % float("inf")
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.ones(1, 2, 2), torch.randint(-4, 5, (1, 2, 2)))
+"""
+
+
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="later ones may have it right")
-def test_an_operator_that_overflows_in_vectors_alone_is_no_fault_of_its_lowering(write_case: Callable[..., Path]):
-    report = triage(load_case(write_case(OVERFLOWING)), torch.device("cpu")).to_json()
+@pytest.mark.parametrize(("source", "operator"), [(OVERFLOWING, "sinh"), (READ_AS_BITS, "remainder")])
+def test_an_operator_that_is_wrong_in_vectors_alone_is_no_fault_of_its_lowering(
+    write_case: Callable[..., Path], source: str, operator: str
+):
+    report = triage(load_case(write_case(source)), torch.device("cpu")).to_json()
     if not report["is_bug"]:
-        pytest.skip("vectors of this processor do not overflow")
-    assert (report["culprit"]["rewrite"], report["culprit"]["necessary"]) == ("CppVecOverrides.sinh", True)
+        pytest.skip("vectors of this processor are right")
+    assert (report["culprit"]["rewrite"], report["culprit"]["necessary"]) == (f"CppVecOverrides.{operator}", True)
 
 
 # A bitcast of a value that has no memory yet, and a write to that by place: memory is indexed before it is there.
