@@ -51,6 +51,10 @@ def first_result_scaled(original: Callable[..., Any], *args: Any, **kwargs: Any)
     return (lowerings[aten.mul.Tensor](first, 1.05), *rest)
 
 
+def dimension_dropped(original: Callable[..., Any], x: Any, axis: Any, keepdims: bool = False, **kwargs: Any) -> Any:
+    return original(x, axis, False, **kwargs)
+
+
 def of_magnitudes(original: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
     return original(lowerings[aten.abs.default](x), *args, **kwargs)
 

@@ -187,6 +187,10 @@ class InductorSettings(_EntriesChange):
         return self.name or ", ".join(f"{key}={value}" for key, value in self.entries.items())
 
 
+# Generated code rounds to the low-precision dtypes to which the program casts.
+KEPT_CASTS = InductorSettings({"emulate_precision_casts": True})
+
+
 class OmittedPass(InductorSettings):
     """The compiler without a pass of the user's own, by the settings that hold it."""
 

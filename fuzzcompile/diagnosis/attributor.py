@@ -10,6 +10,7 @@ from dataclasses import replace
 from torch import fx
 
 from fuzzcompile.compiler.compile_changes import (
+    KEPT_CASTS,
     Backend,
     CompileChange,
     CompilePath,
@@ -222,7 +223,7 @@ def _attribute_around_rewrites(ablator: Ablator) -> Attribution:
         flawed = look_in_order(ablator, Shows.IN_PROGRAM)
         return flawed or _attribute_under(ablator, Backend("inductor")) or _attribute_by_ladder(ablator)
     shared = _attribute_under(ablator, CompilePath(COMPILE)) if path == AOTI else None
-    return shared or look_around_rewrites(ablator) or _attribute_by_ladder(ablator)
+    return shared or look_around_rewrites(ablator) or _attribute_with_casts(ablator) or _attribute_by_ladder(ablator)
 
 
 def _find_path(ablator: Ablator) -> str:
@@ -282,6 +283,14 @@ def _attribute_under(ablator: Ablator, change: CompileChange) -> Attribution | N
     experiments, steps = ablator.experiments.under(ablator.how.under(change)), measure_steps(trial.ledger)
     ablator = replace(ablator, experiments=experiments, trial=trial, steps=steps)  # the table of ablations is one
     return _attribute_to_rewrites(ablator) or _attribute_around_rewrites(ablator)
+
+
+def _attribute_with_casts(ablator: Ablator) -> Attribution | None:
+    """What is proved where generated code keeps the program's low-precision casts; else it leaves them out as well."""
+    if not ablator.experiments.runs.has_low_precision_casts:
+        return None
+    found = _attribute_under(ablator, KEPT_CASTS)
+    return found if found is not None and found.is_proved else None
 
 
 def _find_operator(ablator: Ablator) -> str | None:

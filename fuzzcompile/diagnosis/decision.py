@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fuzzcompile.compiler.compile_changes import InductorSettings, ProgramsInOrder, Templates
+from fuzzcompile.compiler.compile_changes import KEPT_CASTS, InductorSettings, ProgramsInOrder, Templates
 from fuzzcompile.compiler.session import Compilation, get_effective_setting
 from fuzzcompile.compiler.target import target_process
 from fuzzcompile.compiler.target.kernel_log import ProgramOrder
@@ -98,7 +98,8 @@ def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Dec
         return _decide_casts(experiments, judged)
     if first.verdict in (Verdict.ROUNDING, Verdict.EQUAL):
         return _decide_within_rounding(experiments, trial, semantic)
-    if first.verdict is Verdict.UNSTABLE and runs.has_low_precision_casts and _emulation_repairs(experiments):
+    overflows = experiments.overflows_by_casts(trial.observation, first)
+    if overflows and (first.verdict is Verdict.UNSTABLE or not semantic) and _emulation_repairs(experiments):
         return replace(judged, verdict=Verdict.PRECISION_CASTS, detail=_OVERFLOWING)
     if trial.sampled is not None:  # random values: float64 draws others
         return judged
@@ -218,7 +219,7 @@ def _emulation_repairs(experiments: Experiments, *, closely: bool = False) -> bo
 
     ``closely``: within default tolerances.
     """
-    how = replace(experiments.how.under(InductorSettings({"emulate_precision_casts": True})), record=False)
+    how = replace(experiments.how.under(KEPT_CASTS), record=False)
     emulated = experiments.trial(how).judgement
     benign = emulated.verdict in (Verdict.EQUAL, Verdict.ROUNDING)
     close = not closely or all(c.within_default_tolerance for c in emulated.comparisons)

@@ -108,7 +108,8 @@ DetailsJson = TypedDict(
         "between_calls": list[str],  # what changed before the call that ran it: a name, what it was, what it is then
         "guard": str,  # of the guard that should have noticed: whether it was asked for, and whether it has a check
         "guards": list[str],  # dynamo's guards on what changed, each with its checks
-        "left": str,  # the operator that a pass left in the graph; ``operator`` is its family
+        # the operator that a pass left in the graph; ``operator`` is its family, or that of the one that raised
+        "left": str,
         "operator": str,
         "output of": str,  # the operator that makes the wrong output, of a culprit of which the stage alone is known
         "path": str,  # the side that was judged

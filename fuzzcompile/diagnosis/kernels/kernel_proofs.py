@@ -15,6 +15,7 @@ from fuzzcompile.compiler.kernels.lowering_control import (
     EVERYTHING,
     UNCHANGED,
     Control,
+    can_fall_back,
     find_lowering_source,
     get_operator_name,
     parse_operator,
@@ -425,7 +426,26 @@ def _prove_raised(ablator: Ablator, failure: LoweredStep) -> Attribution:
     culprit = failure.make_culprit(stage, code, family, details=details)
     if vectorised:
         return Attribution(replace(culprit, necessary=True))
-    return attribute(culprit, bool(names) and ablator.attempt_under(with_aten(names))[1])
+    repaired = bool(names) and ablator.attempt_under(with_aten(names))[1]
+    earlier = None if repaired or node is None or stage != LOWERING else _prove_earlier(ablator, failure, node)
+    return earlier or attribute(culprit, repaired)
+
+
+def _prove_earlier(ablator: Ablator, failure: LoweredStep, node: fx.Node) -> Attribution | None:
+    """The operator whose IR the lowering of a later one cannot use, and can once ATen computes the earlier one."""
+    before: dict[str, fx.Node] = {}  # the nearest first
+    for reader in (pending := [node]):
+        new = [source for source in reader.all_input_nodes if source not in pending]
+        pending += new
+        before |= {parse_operator(label): each for each in new if (label := failure.lowered.labels.get(each.name))}
+    names = [name for name, each in before.items() if can_fall_back(each) and not is_view(each.target)]
+    named, _ = bisect_candidates(ablator, names, with_aten)
+    if named is None:
+        return None
+    code = CodeSource(named, *find_lowering_source(before[named].target))
+    details: DetailsJson = {"operator": get_operator_family(failure.name), "error": failure.raised.message}
+    at = LoweredStep(failure.lowered, (before[named].name,))
+    return Attribution(at.make_culprit(LOWERING, code, necessary=True, details=details))
 
 
 def attribute(culprit: Culprit, repaired: bool, *, sure: bool | None = None) -> Attribution:

@@ -11,7 +11,7 @@ from typing import Self
 
 import torch
 
-from fuzzcompile.compiler.compile_changes import Backend, CompileMode, CompilePath, InductorSettings
+from fuzzcompile.compiler.compile_changes import KEPT_CASTS, Backend, CompileMode, CompilePath, InductorSettings
 from fuzzcompile.compiler.session import (
     Compilation,
     CompileSession,
@@ -271,6 +271,15 @@ class Experiments:
         without_casts = self._judge_against(self.runs.exact, compiled)
         return with_casts if without_casts.suspicious else replace(without_casts, casts_dropped=True)
 
+    def overflows_by_casts(self, compiled: Observation, judged: Judgement) -> bool:
+        """Return whether the program's own low-precision casts may make numbers infinite in eager mode alone.
+
+        Eager has no digits then beside a reference without them, and a compiled run that left them out is no bug there.
+        """
+        if not self.runs.has_low_precision_casts or judged.verdict not in (Verdict.UNSTABLE, Verdict.NONFINITE):
+            return False
+        return judged.verdict is Verdict.UNSTABLE or not self._judge_against(self.runs.exact, compiled).verdict.is_bug
+
     def _judge_failures(self, compiled: Observation) -> Judgement:
         """Judge a run where eager mode or compiled code raises.
 
@@ -340,8 +349,8 @@ class Experiments:
         if self.runs.exact.failure:
             return None
         # Eliding the program's own casts would look like a difference: in float64 they round as ever.
-        casts = {"emulate_precision_casts": True} if self.runs.has_low_precision_casts else {}
-        how = replace(self.how.under(InductorSettings(casts)), record=False)
+        how = self.how.under(KEPT_CASTS) if self.runs.has_low_precision_casts else self.how
+        how = replace(how, record=False)
         compiled = run_compiled(self.runs, how, self.counts, double=True)
         if self._baseline_how is not None:
             expected = run_compiled(self.runs, self._baseline_how, self.counts, double=True)

@@ -504,6 +504,30 @@ def test_an_operator_that_is_wrong_in_vectors_alone_is_no_fault_of_its_lowering(
     assert (report["culprit"]["rewrite"], report["culprit"]["necessary"]) == (f"CppVecOverrides.{operator}", True)
 
 
+# 140495 overflows in float16, which compiled code passes over by design; what it then makes of infinity is a bug.
+OVERFLOWING_CASTS = """
+import torch
+
+def program(x):
+    return x.to(torch.float16).to(torch.bfloat16){}
+
+def make():
+    return program, (torch.tensor([140495.0]),)
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="later ones may have it right")
+@pytest.mark.parametrize(
+    ("then", "verdict", "rewrite"), [("", "precision_casts", None), (" // 2", "nonfinite", "aten.div.Tensor_mode")]
+)
+def test_overflow_in_casts_that_are_left_out_is_no_bug_and_hides_none(
+    write_case: Callable[..., Path], then: str, verdict: str, rewrite: str | None
+):
+    report = triage(load_case(write_case(OVERFLOWING_CASTS.format(then))), torch.device("cpu")).to_json()
+    assert report["verdict"] == verdict
+    assert (report["culprit"] or {}).get("rewrite") == rewrite
+
+
 # A bitcast of a value that has no memory yet, and a write to that by place: memory is indexed before it is there.
 UNSTORED = """
 import torch
