@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.device import seed_everything
 from fuzzcompile.run.metrics import have_same_values
 from fuzzcompile.run.tensors import copy_tree, share_storage
+from fuzzcompile.run.transforms import leave_transforms
 
 __watches_calls__ = True  # the frames of its mode stand between a call and the program that makes it
 SEEDS = (11, 12, 13)
@@ -139,19 +140,6 @@ def run_eagerly(
         except Exception as error:  # of the program: it is the answer
             found.error = error
     return found
-
-
-@contextlib.contextmanager
-def leave_transforms() -> Iterator[None]:
-    """Leave the transforms (vmap, grad) that a graph entered in the block and, because it raised, did not leave."""
-    functorch: Any = getattr(torch._C, "_functorch", None)
-    stack: Callable[[], Sequence[object] | None] = getattr(functorch, "get_interpreter_stack", list)
-    before = len(stack() or ())
-    try:
-        yield
-    finally:
-        while len(stack() or ()) > before:
-            functorch.pop_dynamic_layer_stack()
 
 
 def find_identity_nodes(snapshot: Snapshot, inputs: Sequence[object]) -> set[str]:

@@ -52,6 +52,7 @@ from fuzzcompile.run.pool.worker import say
 from fuzzcompile.run.reachable_state import ReachedObjects
 from fuzzcompile.run.tangents import put_tangents
 from fuzzcompile.run.tensors import describe_structure, list_tensors
+from fuzzcompile.run.transforms import leave_transforms
 
 # Folders of the compiler, whose warnings about itself are left out.
 _COMPILER = ("torch/_dynamo/", "torch/_inductor/", "torch/_functorch/")
@@ -142,7 +143,7 @@ def observe(
     """
     trim_memory()  # what was made on the way to the program
     start = time.perf_counter()
-    with convert_memory_errors(), record_warnings() as caught:
+    with convert_memory_errors(), record_warnings() as caught, leave_transforms():
         try:
             with enter_grad_mode(case.grad), case.ambient(), around or contextlib.nullcontext():
                 observation = _observe_calls(case, program, target, start, seed)

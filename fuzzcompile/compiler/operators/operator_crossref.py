@@ -33,7 +33,6 @@ from fuzzcompile.compiler.functional_run import (
     FunctionalTools,
     OperatorMode,
     is_bound_to_capture,
-    leave_transforms,
     load_functional_tools,
     visit_nodes,
 )
@@ -67,6 +66,7 @@ from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DECOMPOSITION, FAKE_TENSOR
 from fuzzcompile.run.device import seed_everything
 from fuzzcompile.run.tensors import copy_tree, has_meta_tensors, materialize_zeros
+from fuzzcompile.run.transforms import leave_transforms
 
 if TYPE_CHECKING:
     from torch._ops import HigherOrderOperator, OpOverload

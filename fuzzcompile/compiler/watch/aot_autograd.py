@@ -12,7 +12,6 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fuzzcompile.compiler.functional_run import leave_transforms
 from fuzzcompile.compiler.graph_replay import GraphReplayer, list_drawing_calls
 from fuzzcompile.compiler.torch_config import load_config
 from fuzzcompile.compiler.watch.ledger import ChangedTangent, MetadataAnalysis, Snapshot
@@ -24,6 +23,7 @@ from fuzzcompile.run.metrics import have_same_values
 from fuzzcompile.run.runs import iterate_edges
 from fuzzcompile.run.tensors import copy_tree, is_plain, share_storage
 from fuzzcompile.run.torch_attributes import ReplacedAttribute
+from fuzzcompile.run.transforms import leave_transforms
 
 FUNCTION = facts().aot_autograd.analysis.partition(":")[2]
 _MAKER = facts().aot_autograd.alias_copy.function
