@@ -271,6 +271,12 @@ class Experiments:
         without_casts = self._judge_against(self.runs.exact, compiled)
         return with_casts if without_casts.suspicious else replace(without_casts, casts_dropped=True)
 
+    def judge_noise(self) -> Iterator[Judgement]:
+        """Judge each perturbed eager run as if it had been compiled, beside the others."""
+        for run in self.noisy:
+            others = tuple(other for other in self.noisy if other is not run)
+            yield judge(Observations(self.runs.eager, self.again, self.runs.reference, others, run, self._find_factor))
+
     def overflows_by_casts(self, compiled: Observation, judged: Judgement) -> bool:
         """Return whether the program's own low-precision casts may make numbers infinite in eager mode alone.
 

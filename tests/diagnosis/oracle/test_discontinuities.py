@@ -36,3 +36,28 @@ def test_rounding_that_few_perturbed_runs_show_is_no_bug(
     assert str(triage(case, torch.device("cpu")).verdict) == "unstable"
     monkeypatch.setattr(decision, "MANY_NOISE_RUNS", decision.NOISE_RUNS)
     assert triage(case, torch.device("cpu")).verdict.is_bug  # so it takes more
+
+
+# Close to a pole of the tangent, bfloat16 and float32 are on either side of it, and its logarithm is a number on one.
+POLES = """
+import torch
+
+
+def program(x):
+    angles = torch.mvlgamma(x, 3) * 30000.0
+    return torch.log(torch.tan(angles) * 1e-30)
+
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(4, 9, 9, dtype=torch.bfloat16),)
+"""
+
+
+def test_an_element_of_many_that_every_run_has_elsewhere_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, write_case: Callable[..., Path]
+):
+    case = load_case(write_case(POLES))
+    assert not triage(case, torch.device("cpu")).is_bug
+    monkeypatch.setattr(decision, "_LOOK_WRONG", decision.MANY_NOISE_RUNS + 1)
+    assert triage(case, torch.device("cpu")).is_bug  # by one element of 324
