@@ -140,6 +140,7 @@ def settle(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> tup
     if held * MANY_NOISE_RUNS > _MOST_HELD:
         trial.ledger.unseen.note(_UNSETTLED)
         return experiments, trial
+    longer = experiments
     for runs in range(NOISE_RUNS + 1, MANY_NOISE_RUNS + 1):
         longer = experiments.with_noise_runs(runs)
         judgement = longer.judge(trial.observation)
