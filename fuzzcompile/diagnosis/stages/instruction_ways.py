@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fuzzcompile.compiler.compile_changes import InstructionLeftOut, WatchedInstructions
@@ -25,24 +26,25 @@ _TRIED = 5
 _SETTINGS = 2  # of these, where later calls are tried too
 
 
-def prove_instruction(ablator: Ablator, *, doubts: bool, unplaced: bool = False) -> Attribution | None:
+def prove_instruction(ablator: Ablator, *, doubts: bool, own_errors: bool = False) -> Attribution | None:
     """The instruction behind which dynamo's tracing parts from eager mode, if the program is right with it there.
 
     None where the program is right with dynamo alone, which needs no look at its tracing. One that is not proved is
-    named if ``doubts``; an error of dynamo's own is looked at if it is ``unplaced``.
+    named if ``doubts``; an error of dynamo's own is looked at with ``own_errors``.
     """
     failure = ablator.trial.observation.failure
-    # Of an error of dynamo's own, its frames say more, or the operator that raises by itself.
+    # Of an error of dynamo's own, an operator that raises by itself says more: it comes first.
     observed = failure is None or failure.message.startswith(facts().dynamo.observed)
-    if unplaced:
-        observed = failure is not None and failure.stage == DYNAMO and not failure.raised
+    if own_errors:
+        observed = failure is not None and failure.stage == DYNAMO
     if not observed or ablator.is_repaired_by(CAPTURE_ONLY, record=False):
         return None
+    raised = () if failure is None else failure.raised
     partings, alone = _find_partings(ablator)[:_TRIED], list[PartedInstruction]()
     for parted in partings:
         trial, is_right = ablator.attempt_under(InstructionLeftOut(parted.instructions))
         if is_right and trial.ledger.frames:
-            return Attribution(replace(_make_culprit(parted), necessary=True, confidence="high"))
+            return Attribution(replace(_make_culprit(parted, raised), necessary=True, confidence="high"))
         if is_right:  # dynamo could not break the graph there, and left the whole frame to eager mode
             alone.append(parted)
     seen = [parted for parted in partings if parted.kind != "setting"]
@@ -53,9 +55,9 @@ def prove_instruction(ablator: Ablator, *, doubts: bool, unplaced: bool = False)
         # Eager mode with the whole frame is right whatever is at fault in it: what was seen to part says more.
         is_seen = alone[0].kind != "setting"
         sure = is_seen and len(seen) == 1
-        culprit = replace(_make_culprit(alone[0]), necessary=True if is_seen else None)
+        culprit = replace(_make_culprit(alone[0], raised), necessary=True if is_seen else None)
         return Attribution(replace(culprit, confidence="high" if sure else "low"))
-    return Attribution(replace(_make_culprit(seen[0]), confidence="low")) if doubts and seen else None
+    return Attribution(replace(_make_culprit(seen[0], raised), confidence="low")) if doubts and seen else None
 
 
 def _find_partings(ablator: Ablator) -> list[PartedInstruction]:
@@ -82,11 +84,15 @@ def _find_partings(ablator: Ablator) -> list[PartedInstruction]:
     return [*list_settings(trace)[: _SETTINGS if first or later else None], *(first or later)]
 
 
-def _make_culprit(parted: PartedInstruction) -> Culprit:
+def _make_culprit(parted: PartedInstruction, raised: Sequence[tuple[str, int, str]]) -> Culprit:
+    source: str | None
+    line: int | None
     instruction = parted.instruction
     site = f"{shorten_file(instruction.code.co_filename)}:{instruction.line} #1"
     details: DetailsJson = {"kind": parted.kind, "expected": parted.expected, "got": parted.got}
     module = getattr(instruction.handler, "__module__", None)
     source = get_module_file(module) if module is not None else None
-    name = parted.expected if parted.kind == "call" else instruction.does
-    return Culprit(DYNAMO, None, name, name, source=source, site=site, details=details)
+    name, line = parted.expected if parted.kind == "call" else instruction.does, None
+    if raised and parted.kind == "error":  # what it met with in dynamo is one bug in whatever program
+        source, line, name = raised[0]
+    return Culprit(DYNAMO, None, name, name, source=source, line=line, site=site, details=details)

@@ -128,7 +128,7 @@ ORDER: tuple[SearchStep, ...] = (
     SearchStep(Shows.IN_GRAPHS, _prove_first(graph_ways.TANGENTS)),
     SearchStep(Shows.IN_GRAPHS, operators.doubt_operators),
     SearchStep(Shows.IN_GRAPHS, _prove_first(_LOST)),
-    SearchStep(Shows.IN_GRAPHS, partial(prove_instruction, doubts=False, unplaced=True)),
+    SearchStep(Shows.IN_GRAPHS, partial(prove_instruction, doubts=False, own_errors=True)),
     SearchStep(Shows.IN_GRAPHS, graph_ways.prove_runtime),
     SearchStep(Shows.IN_CODE, graph_ways.prove_repeated_outputs),
     SearchStep(Shows.IN_CODE, prove_templates),

@@ -342,3 +342,34 @@ def test_python_that_raises_within_the_graph_is_named(write_case: Callable[..., 
     culprit = report["culprit"]
     assert (report["verdict"], culprit["stage"], culprit["rewrite"]) == ("compile_error", "dynamo", "log(float)")
     assert culprit["necessary"] is True and report["confidence"] == "high"
+
+
+REVERSED = """
+import torch
+
+def program(x):
+    parts = [x.sin(), x.cos()]
+    parts.reverse()
+    return parts[0] - parts[1]
+
+def make():
+    return program, (torch.ones(3),)
+"""
+
+
+def test_an_error_of_dynamos_own_goes_by_the_function_that_raised(write_case: Callable[..., Path], monkeypatch):
+    """And is proved by the instruction at which it did."""
+    kind = torch._dynamo.variables.ListVariable
+    original = kind.call_method
+
+    def forget(self: Any, tx: Any, name: str, *arguments: Any) -> Any:
+        if name == "reverse":
+            raise KeyError(name)
+        return original(self, tx, name, *arguments)
+
+    forget.__code__ = forget.__code__.replace(co_filename=original.__code__.co_filename)
+    monkeypatch.setattr(kind, "call_method", forget)
+    report = triage(load_case(write_case(REVERSED)), torch.device("cpu")).to_json()
+    culprit = report["culprit"]
+    assert (report["verdict"], culprit["stage"], culprit["rewrite"]) == ("compile_error", "dynamo", "forget")
+    assert culprit["necessary"] is True and culprit["source"] == "torch/_dynamo/variables/lists.py"
