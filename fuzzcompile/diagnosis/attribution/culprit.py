@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypedDict, TypeVar, Unpack
 
-from fuzzcompile.compiler.compile_changes import Backend, CompileChange, GraphBreak
+from fuzzcompile.compiler.compile_changes import Backend, CompileChange, GraphBreak, Veto
 from fuzzcompile.compiler.graph_text import diff_graphs, find_changed_nodes, list_user_lines
 from fuzzcompile.compiler.kernels.kernel_loops import find_definition
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.watch.ledger import Label
-from fuzzcompile.compiler.watch.rule_labels import get_family
+from fuzzcompile.compiler.watch.rule_labels import get_family, is_vetoed
 from fuzzcompile.diagnosis.attribution.steps import Step, measure_steps, select_semantic_steps
 from fuzzcompile.diagnosis.oracle.judgement import largest_error
 from fuzzcompile.diagnosis.trials.case_runs import Trial
@@ -384,12 +384,20 @@ class Ablator(Divergence):
             return trial.observation.failure is not None
         if verdict.is_bug:
             # Layout or sharing that differs besides is another matter than wrong values, and than an error.
+            if failing in ERRORS and self._lacks_failing_rewrite(trial):
+                return trial.observation.failure is None  # whatever is wrong behind it
             if failing in ERRORS:
                 broken = any(isinstance(change, GraphBreak | Backend) for change in trial.how.changes)
                 return verdict is Verdict.METADATA or (verdict is Verdict.ALIASING and not broken)
             parted = verdict is Verdict.ALIASING and any(change.parts_memory for change in trial.how.changes)
             return (verdict is Verdict.METADATA or parted) and failing.kind == "values"
         return not self.evidence.shows(trial)
+
+    def _lacks_failing_rewrite(self, trial: Trial) -> bool:
+        """Return whether the rule that was active when an exception rose is refused in ``trial``."""
+        failed = self.trial.ledger.failed_in
+        vetoed = (change.names for change in trial.how.changes if isinstance(change, Veto))
+        return failed is not None and any(is_vetoed(failed, names) for names in vetoed)
 
     def fails_alike(self, trial: Trial) -> bool:
         """Return whether ``trial`` fails in the way that the failing one does."""

@@ -504,6 +504,28 @@ def test_an_operator_that_is_wrong_in_vectors_alone_is_no_fault_of_its_lowering(
     assert (report["culprit"]["rewrite"], report["culprit"]["necessary"]) == (f"CppVecOverrides.{operator}", True)
 
 
+# The pattern of an index by randperm raises; without it, random numbers of float64 are others, which is another bug.
+RAISING_BESIDE_WRONG = """
+import torch
+
+OPTIONS = {"fallback_random": True}
+
+def program(y):
+    return y[torch.randperm(24)].split([1, 23], -1)[1], torch.bernoulli(y.sigmoid())
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(24, dtype=torch.float64),)
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="later ones may have it right")
+def test_a_rewrite_that_raises_is_proved_whatever_is_wrong_behind_it(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(RAISING_BESIDE_WRONG)), torch.device("cpu")).to_json()
+    assert report["verdict"] == "compile_error"
+    assert (report["culprit"]["rewrite"], report["culprit"]["necessary"]) == ("randperm_index_pattern", True)
+
+
 # 140495 overflows in float16, which compiled code passes over by design; what it then makes of infinity is a bug.
 OVERFLOWING_CASTS = """
 import torch
