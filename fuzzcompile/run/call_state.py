@@ -10,7 +10,7 @@ import contextlib
 import inspect
 import re
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -102,16 +102,19 @@ class CallState:
         self._kept = reached, arguments
         for name, leaf in (arguments or {}).items():
             self._note("argument", name, leaf)
-        self._note_shared_memory(arguments or {})
         for path, value in reached.list_named():
             self._note_object(path, value)
 
     @classmethod
     def read(cls, target: Callable[..., object], arguments: Arguments) -> CallState:
         """The facts before a call: also its arguments, and the modes of the process."""
-        named = dict(_name_parameters(target, arguments))
-        roots = {"": target, **{name: leaf for name, leaf in named.items() if not isinstance(leaf, torch.Tensor)}}
-        state = cls(ReachedObjects(roots), named)
+        given = _bind_parameters(target, arguments)
+        # Keys and lengths of these are facts too, and so is what they hold, under the names that Python has for it.
+        containers = {name: value for name, value in given.items() if isinstance(value, dict | list | tuple | set)}
+        named = dict(name_arguments({name: value for name, value in given.items() if name not in containers}))
+        objects = {name: leaf for name, leaf in named.items() if not isinstance(leaf, torch.Tensor)}
+        state = cls(ReachedObjects({"": target, **containers, **objects}), named)
+        state._note_shared_memory(dict(name_arguments(given)))
         for name, read in _MODES.items():
             state._add(name, _describe_value("mode", read()))
         return state
@@ -249,17 +252,15 @@ class CallState:
 _TELLING: tuple[FactKind, ...] = ("value", "keys", "length", "type", "same", "memory", "tensor", "object")
 
 
-def _name_parameters(target: Callable[..., object], arguments: Arguments) -> Iterator[tuple[str, object]]:
-    """The leaves of a call's inputs under the names of its parameters, where these are known."""
+def _bind_parameters(target: Callable[..., object], arguments: Arguments) -> dict[str, object]:
+    """The inputs of a call under the names of its parameters, where these are known."""
     called = target.forward if isinstance(target, nn.Module) else target
     try:
         bound = inspect.signature(called).bind(*arguments.args, **arguments.kwargs).arguments
     except (TypeError, ValueError):  # a callable without a signature, or one that refuses the call
         bound = {}
-    given = bound or {f"argument{number}": value for number, value in enumerate(arguments.args)} | dict(
-        arguments.kwargs
-    )
-    return name_arguments(given)
+    by_number = {f"argument{number}": value for number, value in enumerate(arguments.args)}
+    return dict(bound) or by_number | dict(arguments.kwargs)
 
 
 def _describe_value(carrier: Carrier, value: object) -> StateFact:

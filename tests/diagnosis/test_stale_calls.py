@@ -254,3 +254,25 @@ def test_a_mode_that_no_guard_asks_for_is_what_changed(write_case, monkeypatch):
     report = triage(load_case(write_case(IN_A_MODE)), CPU).to_json()
     assert report["verdict"] == "stale" and "'', then 'Doubled'" in report["detail"]
     assert (report["culprit"]["rewrite"], report["culprit"]["necessary"]) == ("TORCH_FUNCTION_STATE", True)
+
+
+GIVEN_A_DICT = """
+import torch
+
+def program(batch):
+    hidden, gate = batch["hidden"], batch.get("gate")
+    return hidden.sin() if gate is None else hidden.sin() * gate
+
+def make():
+    return program, ({"hidden": torch.ones(3), "labels": torch.ones(3)},)
+
+CALLS = [({"hidden": torch.ones(3), "gate": torch.full((3,), 2.0)},)]
+"""
+
+
+def test_the_keys_of_an_argument_are_facts(write_case, monkeypatch):
+    monkeypatch.setattr(torch._dynamo.variables.ConstDictVariable, "install_dict_contains_guard", lambda *given: None)
+    report = judge(write_case, GIVEN_A_DICT)
+    assert (report["verdict"], report["culprit"]["rewrite"]) == ("stale", "DICT_KEYS_MATCH")
+    changed = report["culprit"]["details"]["between_calls"]
+    assert changed[0].startswith("list(batch): ['hidden', 'labels'], then ['hidden', 'gate']")
