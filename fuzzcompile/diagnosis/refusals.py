@@ -86,7 +86,7 @@ def find_difference(eager: Observation, again: Observation) -> str | None:
         if second is None:
             return f"only the first run has {first.name}"
         compared = compare(first, second, None, ())
-        if not compared.within_default_tolerance or compared.finding in ("integer", "shape", "dtype"):
+        if not compared.within_default_tolerance or compared.finding in ("integer", "shape", "dtype", "alias"):
             return f"{first.name} differs"
     return None if eager.structure == again.structure else "what it returns is nested otherwise"
 

@@ -112,6 +112,20 @@ def test_a_later_call_that_is_wrong_with_open_sizes_alone_is_judged_with_them(wr
     assert (report["verdict"], report["culprit"]["rewrite"]) == ("miscompile", "aten.sin.default")
 
 
+def test_a_later_call_whose_result_shares_memory_is_judged(write_case, monkeypatch):
+    clone = torch.ops.aten.clone.default
+    original = lowering.lowerings[clone]
+
+    def forget(x: Any, **options: Any) -> Any:
+        return x if x.get_size()[0] == 9 else original(x, **options)
+
+    monkeypatch.setitem(lowering.lowerings, clone, forget)
+    report = judge(
+        write_case, TWO_SIZES.replace("torch.compile(torch.sin)", "torch.compile(torch.clone, dynamic=False)")
+    )
+    assert (report["verdict"], report["culprit"]["rewrite"]) == ("aliasing", "aten.clone.default")
+
+
 @pytest.mark.slow
 def test_a_later_call_is_minimized_with_the_sizes_that_it_was_judged_with(write_case, monkeypatch):
     plant_doubled_sine(monkeypatch, lambda x: not all(size.is_number for size in x.get_size()))
