@@ -23,7 +23,7 @@ from fuzzcompile.model.facts import facts
 from fuzzcompile.run.arithmetic_modes import Float64Mode, UlpNoise
 from fuzzcompile.run.case_program import Float64Stream, is_large, is_streamed, unstream
 from fuzzcompile.run.device import seed_everything, trim_memory
-from fuzzcompile.run.tensors import copy_tree, measure_storages
+from fuzzcompile.run.tensors import copy_tree, is_wrapper, measure_storages
 
 # Inputs that a graph of the compiler writes to, by its operators' schemas.
 
@@ -185,7 +185,7 @@ def is_strided(value: object) -> TypeGuard[torch.Tensor]:
     """Return whether a value is a tensor whose elements lie in its memory as its strides say."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_quantized:
         return False
-    return not (value.is_nested or value.is_conj() or value.is_neg() or is_streamed(value))
+    return not (value.is_nested or value.is_conj() or value.is_neg() or is_streamed(value) or is_wrapper(value))
 
 
 NodeValues = dict[str, object]

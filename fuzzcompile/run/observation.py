@@ -24,7 +24,9 @@ from fuzzcompile.run.tensors import (
     find_aliases,
     has_own_class,
     is_wrapped,
+    is_wrapper,
     list_significant_strides,
+    list_wrapped,
     name_leaves,
     strip_class,
     unwrap,
@@ -228,6 +230,7 @@ def observe_outputs(
     given = {id(leaf): (name,) for name, leaf in name_holders(arguments).items()}
     # What an argument holds is compared as such.
     held = [pair for name, leaf in returned if id(leaf) not in given for pair in name_held_tensors(name, leaf).items()]
+    held += [pair for name, leaf in returned for pair in list_wrapped(name, leaf)]
     leaves: list[tuple[str, object]] = [*returned, *held]
     earlier = {} if earlier is None else earlier
     shared = find_aliases({**_collect_tensors(program, arguments), **earlier, **dict(leaves)})
@@ -250,7 +253,7 @@ def _observe_output(name: str, leaf: object, aliases: tuple[str, ...], precision
 
 def _name_class(tensor: torch.Tensor) -> str:
     """The class of a tensor that may have methods of its own; empty for torch's plain ones."""
-    return type(tensor).__name__ if has_own_class(tensor) else ""
+    return type(tensor).__name__ if has_own_class(tensor) or is_wrapper(tensor) else ""
 
 
 def _observe_plain(name: str, leaf: object, precision: torch.dtype) -> Value:

@@ -51,7 +51,7 @@ from fuzzcompile.run.observation import (
 from fuzzcompile.run.pool.worker import say
 from fuzzcompile.run.reachable_state import ReachedObjects
 from fuzzcompile.run.tangents import put_tangents
-from fuzzcompile.run.tensors import describe_structure, list_tensors
+from fuzzcompile.run.tensors import describe_structure, is_wrapper, list_tensors, list_wrapped
 from fuzzcompile.run.transforms import leave_transforms
 
 # Folders of the compiler, whose warnings about itself are left out.
@@ -386,8 +386,9 @@ class SavedTensors:
         changes = case.run is not None and case.state is None
         self._undos = list_undos(ReachedObjects(name_roots(program.model, program.calls)).objects) if changes else []
         self._storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
-        for tensor in self._tensors:
-            if tensor.layout == torch.strided and not tensor.is_nested:
+        inner = [held for tensor in self._tensors for _, held in list_wrapped("", tensor)]
+        for tensor in (*self._tensors, *inner):
+            if tensor.layout == torch.strided and not tensor.is_nested and not is_wrapper(tensor):
                 storage = tensor.untyped_storage()
                 if storage.data_ptr() not in self._storages:
                     copied: torch.UntypedStorage = storage.clone()  # type: ignore[no-untyped-call]

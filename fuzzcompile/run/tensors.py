@@ -12,7 +12,7 @@ import numpy
 import torch
 from torch._C import DisableTorchFunctionSubclass
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -195,14 +195,23 @@ class StorageCopier:
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the copy of ``tensor``: same class, shape, stride and offset; detached leaf, same requires_grad."""
-        if not has_own_class(tensor):
+        if not has_own_class(tensor) and not is_wrapper(tensor):
             return self._copy(tensor)
+        if id(tensor) not in self._of_own_class and is_wrapper(tensor):
+            self._of_own_class[id(tensor)] = self._copy_wrapper(tensor)
         if id(tensor) not in self._of_own_class:
             with DisableTorchFunctionSubclass():  # operators of the class are the program's to call
                 copied = self._copy(tensor).detach().as_subclass(type(tensor)).requires_grad_(tensor.requires_grad)
             vars(copied).update(map_tree(self, dict(vars(tensor))))
             self._of_own_class[id(tensor)] = copied
         return self._of_own_class[id(tensor)]
+
+    def _copy_wrapper(self, tensor: Any) -> torch.Tensor:
+        self._keep.append(tensor)
+        names, context = tensor.__tensor_flatten__()
+        inner = {name: self(getattr(tensor, name)) for name in names}
+        made: torch.Tensor = type(tensor).__tensor_unflatten__(inner, context, tensor.size(), tensor.stride())
+        return made.requires_grad_(tensor.requires_grad)
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout != torch.strided or tensor.is_quantized:
@@ -252,6 +261,24 @@ class StorageCopier:
 def is_plain(value: object) -> TypeGuard[torch.Tensor]:
     """Return whether a value is a tensor of torch's own class, or a parameter: no subclass that does as it likes."""
     return type(value) in (torch.Tensor, torch.nn.Parameter)
+
+
+def is_wrapper(value: object) -> bool:
+    """Return whether a value is a tensor without memory of its own that says which tensors it is made of.
+
+    Nested tensors, which are such too, are handled as torch's own.
+    """
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_nested:
+        return False
+    return not has_own_class(value) and is_traceable_wrapper_subclass(value)
+
+
+def list_wrapped(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that a wrapper is made of, by name, and what these are made of; of any other value none."""
+    for attribute in value.__tensor_flatten__()[0] if is_wrapper(value) else ():
+        inner = f"{name}.{attribute}", getattr(value, attribute)
+        yield inner
+        yield from list_wrapped(*inner)
 
 
 def has_own_class(tensor: torch.Tensor) -> bool:

@@ -6,11 +6,13 @@ import warnings
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from fuzzcompile.run import runs
 from fuzzcompile.run.case import Case, CompileSettings
@@ -402,3 +404,38 @@ def test_a_leaf_of_a_class_of_its_own_is_copied_as_a_leaf():
     copied = copy_tree([leaf])[0]
     assert copied.is_leaf
     assert copied.requires_grad
+
+
+class ScaledPair(torch.Tensor):
+    """A tensor that is made of two."""
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor, scale: torch.Tensor) -> ScaledPair:
+        return torch.Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype)
+
+    def __init__(self, held: torch.Tensor, scale: torch.Tensor) -> None:
+        self.held, self.scale = held, scale
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["held", "scale"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], context: None, size: object, stride: object) -> ScaledPair:
+        return ScaledPair(inner["held"], inner["scale"])
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.relu.default:
+            return ScaledPair(function(args[0].held), args[0].scale.clone())
+        plain = pytree.tree_map(
+            lambda value: value.held * value.scale if isinstance(value, ScaledPair) else value, args
+        )
+        return function(*plain, **(kwargs or {}))
+
+
+def test_a_wrapper_stays_one_and_what_it_is_made_of_is_compared():
+    observation = observed(torch.relu, ScaledPair(torch.tensor([-1.0, 3.0]), torch.tensor([2.0, 2.0])))
+    values = observation.index_by_name()
+    shown = {name: value.value.tolist() for name, value in values.items()}
+    assert shown == {"out0": [0, 6], "out0.held": [0, 3], "out0.scale": [2, 2]}
+    assert values["out0"].form == "ScaledPair"
