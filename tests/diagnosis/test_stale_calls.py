@@ -276,3 +276,43 @@ def test_the_keys_of_an_argument_are_facts(write_case, monkeypatch):
     assert (report["verdict"], report["culprit"]["rewrite"]) == ("stale", "DICT_KEYS_MATCH")
     changed = report["culprit"]["details"]["between_calls"]
     assert changed[0].startswith("list(batch): ['hidden', 'labels'], then ['hidden', 'gate']")
+
+
+LISTS_THAT_BECOME_ONE = """
+import torch
+from torch import nn
+
+DYNAMIC = True
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.given = [1.0, 2.0]
+        self.kept = list(self.given)
+        self.table = torch.tensor([2.0, 0.5])
+
+    def apply_identity(self, x):
+        return x.sin() if self.given is self.kept else x.cos()
+
+    def forward(self, x):
+        x = self.apply_identity(x * 1.25)
+        return x * self.table.numel()
+
+def run(model, inputs):
+    first = model(*inputs)
+    model.kept = model.given
+    second = model(*inputs)
+    model.table = torch.tensor(3.0)
+    return first, second, model(*inputs)
+
+def make():
+    return Model().eval(), (torch.ones(3),)
+"""
+
+
+@pytest.mark.slow
+def test_guards_on_items_of_a_list_are_not_on_the_list(write_case):
+    """Dynamo does not ask whether two lists are still two; with open numbers it asks what class their items have."""
+    report = judge(write_case, LISTS_THAT_BECOME_ONE)
+    assert (report["verdict"], report["culprit"]["rewrite"]) == ("stale", "ID_MATCH")
+    assert report["culprit"]["details"]["between_calls"][0].startswith("kept: ")
