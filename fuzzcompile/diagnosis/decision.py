@@ -147,7 +147,7 @@ def settle(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> tup
         if judgement.verdict is Verdict.UNSTABLE:
             return longer, replace(trial, judgement=judgement)
     if _is_like_noise(trial.judgement, longer):
-        return longer, replace(trial, judgement=replace(trial.judgement, verdict=Verdict.UNSTABLE))
+        return longer, replace(trial, judgement=replace(trial.judgement, verdict=Verdict.UNSTABLE, confidence="low"))
     return experiments, trial
 
 

@@ -84,17 +84,6 @@ def load_script(file: CaseFile, device: torch.device, *, call: int | None = None
     )
 
 
-def load_later_call(file: CaseFile, device: torch.device, call: LaterCallJson) -> Case:
-    """The case of a script's later call (:func:`load_script`), with open sizes where the script does not say."""
-    case = load_script(file, device, call=call["number"])
-    if not call["dynamic"] or case.settings.dynamic is not None:
-        return case
-    return replace(case, settings=replace(case.settings, dynamic=True), notes=(*case.notes, _OPEN_SIZES))
-
-
-_OPEN_SIZES = "compiled with dynamic=True, as dynamo compiles once a size or number has changed between calls"
-
-
 Visit = Callable[[CompiledCallable, Arguments, int], None]
 """Looks at one call of a script, given its callable, its inputs and its number from 1; it may raise CallReached."""
 
@@ -373,3 +362,14 @@ def load(path: Path | CaseFile, device: torch.device, *, call: int | None = None
         case = load_case(file, lambda tree: retarget_script(tree, device)[0]) if told else load_case(file)
     case = replace(case, settings=apply_backend(case.settings))
     return case if module is None else submodule_case(case, module, device)
+
+
+def load_later_call(file: CaseFile, device: torch.device, call: LaterCallJson) -> Case:
+    """The case of a script's later call, with open sizes where the script does not say."""
+    case = load(file, device, call=call["number"])
+    if not call["dynamic"] or case.settings.dynamic is not None:
+        return case
+    return replace(case, settings=replace(case.settings, dynamic=True), notes=(*case.notes, _OPEN_SIZES))
+
+
+_OPEN_SIZES = "compiled with dynamic=True, as dynamo compiles once a size or number has changed between calls"
