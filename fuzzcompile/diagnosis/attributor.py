@@ -23,7 +23,7 @@ from fuzzcompile.compiler.compile_changes import (
 from fuzzcompile.compiler.custom_code import make_backend_label, make_config_without
 from fuzzcompile.compiler.functional_run import find_identity_nodes
 from fuzzcompile.compiler.graph_breaks import find_captured_calls, is_function
-from fuzzcompile.compiler.session import find_path
+from fuzzcompile.compiler.session import find_path, get_effective_setting
 from fuzzcompile.compiler.torch_config import MISSING, get_setting
 from fuzzcompile.compiler.watch.rule_labels import make_family_veto
 from fuzzcompile.diagnosis.attribution.culprit import (
@@ -287,8 +287,11 @@ def _attribute_under(ablator: Ablator, change: CompileChange) -> Attribution | N
 
 def _attribute_with_casts(ablator: Ablator) -> Attribution | None:
     """What is proved where generated code keeps the program's low-precision casts; else it leaves them out as well."""
-    if not ablator.experiments.runs.has_low_precision_casts:
+    experiments, (entry,) = ablator.experiments, KEPT_CASTS.entries
+    if not experiments.runs.has_low_precision_casts:
         return None
+    if get_effective_setting(experiments.case.settings, ablator.how, entry):
+        return None  # it keeps them already
     found = _attribute_under(ablator, KEPT_CASTS)
     return found if found is not None and found.is_proved else None
 

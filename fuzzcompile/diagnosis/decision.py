@@ -27,8 +27,9 @@ from fuzzcompile.model.contract import TargetJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import PRE_GRAD
 from fuzzcompile.model.thresholds import GROSS_ERROR, HIDEABLE_STEP, NATIVE_SHARE, SEMANTIC_STEP
-from fuzzcompile.model.verdicts import Comparison, Verdict
+from fuzzcompile.model.verdicts import AGREEING, Comparison, Verdict
 from fuzzcompile.run.case import CompileSettings
+from fuzzcompile.run.observation import Observation
 
 # Promises that a case's own settings make, as far as its judged compile shows whether they are kept.
 
@@ -146,28 +147,38 @@ def settle(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> tup
         judgement = longer.judge(trial.observation)
         if judgement.verdict is Verdict.UNSTABLE:
             return longer, replace(trial, judgement=judgement)
-    if _is_like_noise(trial.judgement, longer):
+    if _is_like_noise(trial, longer):
         return longer, replace(trial, judgement=replace(trial.judgement, verdict=Verdict.UNSTABLE, confidence="low"))
     return experiments, trial
 
 
-def _is_like_noise(judged: Judgement, experiments: Experiments) -> bool:
-    """Return whether perturbed eager runs look wrong too, and the compiled run is no farther from float64 than eager.
+def _is_like_noise(trial: Trial, experiments: Experiments) -> bool:
+    """Return whether perturbed eager runs have as many elements too that are no numbers where eager mode has some.
 
-    Near a pole, one element of many is somewhere else in each run.
+    Near a pole, one element of many is somewhere else in each run. All else must agree, and the numbers of the compiled
+    run be no farther from float64 than eager's.
     """
-    wrong = [comparison for comparison in judged.comparisons if comparison.finding in _OF_DIGITS]
-    if not wrong or any(each.finding in _CERTAIN for each in judged.comparisons):
+    wrong = [each for each in trial.judgement.comparisons if each.finding not in AGREEING]
+    if not wrong or any(each.finding != "nonfinite" for each in wrong):
         return False
     if any(each.rms_error_compiled > each.rms_error_eager for each in wrong):
         return False
-    return sum(each.verdict.is_bug for each in experiments.judge_noise()) >= _LOOK_WRONG
+    judged = list(experiments.judge_noise())
+    return all(_looks_wrong_in_noise(each.name, trial.observation, experiments, judged) for each in wrong)
 
 
-# Kinds of findings that digits decide, and those that no digit does; perturbed runs, of 16, that have to look wrong.
-_OF_DIGITS = ("far", "nonfinite")
-_CERTAIN = ("integer", "dtype", "shape", "missing")
-_LOOK_WRONG = 2
+def _looks_wrong_in_noise(name: str, compiled: Observation, experiments: Experiments, noise: list[Judgement]) -> bool:
+    runs = (experiments.runs.eager, experiments.runs.reference, compiled, *experiments.noisy)
+    values = [value.value for run in runs if (value := run.index_by_name().get(name)) is not None and value.is_tensor]
+    if len(values) < len(runs) or len({value.shape for value in values}) > 1:
+        return False  # a reference of other sizes, say
+    eager, exact, *others = map(torch.isfinite, values)
+    apart, *of_noise = (int(((other != eager) & (other != exact)).sum()) for other in others)
+    found = [{each.name for each in run.comparisons if each.finding == "nonfinite"} for run in noise]
+    return sum(name in names for names in found) >= _LOOK_WRONG and apart <= max(of_noise, default=0)
+
+
+_LOOK_WRONG = 2  # perturbed runs, of 16, in which an output has to look wrong
 
 
 def _decide_within_rounding(experiments: Experiments, trial: Trial, semantic: Sequence[Step]) -> Decision:

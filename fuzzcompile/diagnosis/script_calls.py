@@ -81,7 +81,9 @@ def look_at_calls(file: CaseFile, device: torch.device, deadline: float, ignored
     answer = look.stale
     stale = explain_cached_graph(attempt, answer.decision, look.hit) or explain_stale_call(attempt, answer.decision)
     if stale is None:
-        decision = replace(answer.decision, confidence="low", detail=f"{answer.decision.detail}; {_NOT_ALONE}")
+        decision = replace(
+            answer.decision, confidence="low", detail="; ".join(filter(None, (answer.decision.detail, _NOT_ALONE)))
+        )
         return ScriptCalls(
             look.looked, look.whole, look.parted, unexplained=replace(answer, decision=decision).report()
         )

@@ -314,7 +314,7 @@ def _match(name: str, wanted: Sequence[str], guards: Sequence[GuardRecord]) -> I
     """The guards on what a fact is about: their names end as its does. Those of the process have none."""
     own = {parts[-1] for part in name.split(" is ") if (parts := _split(part))}
     for guard in guards:
-        if _is_item(guard.name) != _is_item(name):
+        if all(_is_item(guard.name) != _is_item(part) for part in name.split(" is ")):
             continue  # what a container holds is not the container
         parts = _split(guard.name)
         if (parts and parts[-1] in own) or guard.part in own or (not parts and guard.kind in wanted):
@@ -322,7 +322,7 @@ def _match(name: str, wanted: Sequence[str], guards: Sequence[GuardRecord]) -> I
 
 
 def _is_item(name: str) -> bool:
-    return re.search(r"\[\d+\]$", name) is not None
+    return re.search(r"\[\d+\]\)?$", name) is not None
 
 
 def _split(name: str) -> list[str]:

@@ -209,7 +209,8 @@ class StorageCopier:
     def _copy_wrapper(self, tensor: Any) -> torch.Tensor:
         self._keep.append(tensor)
         names, context = tensor.__tensor_flatten__()
-        inner = {name: self(getattr(tensor, name)) for name in names}
+        held = {name: getattr(tensor, name) for name in names}  # a mesh of devices, too
+        inner = {name: self(value) if isinstance(value, torch.Tensor) else value for name, value in held.items()}
         made: torch.Tensor = type(tensor).__tensor_unflatten__(inner, context, tensor.size(), tensor.stride())
         return made.requires_grad_(tensor.requires_grad)
 
@@ -276,9 +277,10 @@ def is_wrapper(value: object) -> bool:
 def list_wrapped(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors that a wrapper is made of, by name, and what these are made of; of any other value none."""
     for attribute in value.__tensor_flatten__()[0] if is_wrapper(value) else ():
-        inner = f"{name}.{attribute}", getattr(value, attribute)
-        yield inner
-        yield from list_wrapped(*inner)
+        inner = getattr(value, attribute)
+        if isinstance(inner, torch.Tensor):
+            yield f"{name}.{attribute}", inner
+            yield from list_wrapped(f"{name}.{attribute}", inner)
 
 
 def has_own_class(tensor: torch.Tensor) -> bool:

@@ -437,7 +437,9 @@ def _prove_earlier(ablator: Ablator, failure: LoweredStep, node: fx.Node) -> Att
     for reader in (pending := [node]):
         new = [source for source in reader.all_input_nodes if source not in pending]
         pending += new
-        before |= {parse_operator(label): each for each in new if (label := failure.lowered.labels.get(each.name))}
+        for each in new:
+            if label := failure.lowered.labels.get(each.name):
+                before.setdefault(parse_operator(label), each)
     names = [name for name, each in before.items() if can_fall_back(each) and not is_view(each.target)]
     named, _ = bisect_candidates(ablator, names, with_aten)
     if named is None:
@@ -445,7 +447,10 @@ def _prove_earlier(ablator: Ablator, failure: LoweredStep, node: fx.Node) -> Att
     code = CodeSource(named, *find_lowering_source(before[named].target))
     details: DetailsJson = {"operator": get_operator_family(failure.name), "error": failure.raised.message}
     at = LoweredStep(failure.lowered, (before[named].name,))
-    return Attribution(at.make_culprit(LOWERING, code, necessary=True, details=details))
+    culprit = at.make_culprit(LOWERING, code, necessary=True, details=details)
+    # What repairs by its memory alone may be right, and the later lowering not able to read what has none.
+    stored = ablator.attempt_under(Lowered(Control(realised=(named,)), f"{named} stored"))[1]
+    return Attribution(replace(culprit, confidence="low" if stored else "high"))
 
 
 def attribute(culprit: Culprit, repaired: bool, *, sure: bool | None = None) -> Attribution:

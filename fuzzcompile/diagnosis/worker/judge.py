@@ -31,6 +31,7 @@ from fuzzcompile.model.focus_plan import FocusObservation
 from fuzzcompile.model.judge_task import JudgeResult, JudgeTask
 from fuzzcompile.model.signatures import drop_fingerprint
 from fuzzcompile.model.targets import find_target
+from fuzzcompile.model.verdicts import HARMLESS
 from fuzzcompile.programs.capture.case_loader import load, load_later_call
 from fuzzcompile.programs.capture.script_process import preserve_process
 from fuzzcompile.programs.casefiles.case_file import CaseFile, read_case_file
@@ -280,14 +281,16 @@ def _judge_later_calls(
         say("looking at the script's later calls")
         looked = look_at_calls(file, device, ends, ignored)
         if looked.parts is None or looked.report is not None or len(ignored) == _MOST_JUDGED:
-            return answer_with_later_calls(first, looked)
+            return looked.unexplained or answer_with_later_calls(first, looked)
         # A call that is right alone and wrong behind others may be so with the sizes that dynamo then leaves open.
         call: LaterCallJson = {"number": looked.parts, "dynamic": looked.unexplained is not None}
         later = judge_case(load_later_call(file, device, call), progress, device, deadline)
-        if later.is_bug:
+        shown = looked.unexplained
+        # With everything open, a call may show a bug that the script never meets.
+        if later.is_bug and (shown is None or later.verdict.kind == shown.verdict.kind):
             return replace(later, call=call)
-        if looked.unexplained is not None:
-            return looked.unexplained
+        if shown is not None and (later.is_bug or later.verdict in HARMLESS):
+            return shown  # else what it shows is no bug where it is judged in full
         ignored.append(looked.parts)
 
 

@@ -713,3 +713,30 @@ def test_an_output_that_is_another_one_too_is_named(write_case: Callable[..., Pa
     culprit = report["culprit"]
     assert (report["verdict"], culprit["rewrite"]) == ("wrong_gradient", "AOTDispatchAutograd.post_compile")
     assert culprit["necessary"] and culprit["family"] == "repeated output"
+
+
+CAST_AND_SINE = """
+import torch
+
+def program(x):
+    return torch.sin(x.to(torch.bfloat16).float())
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(64),)
+"""
+
+
+def test_the_search_that_keeps_casts_ends_where_nothing_explains_a_bug(write_case: Callable[..., Path], monkeypatch):
+    """It compiles with the casts kept once, and not within that again."""
+    from torch._inductor import lowering
+
+    from fuzzcompile.diagnosis import attributor
+
+    sine = torch.ops.aten.sin.default
+    original = lowering.lowerings[sine]
+    monkeypatch.setitem(lowering.lowerings, sine, lambda x: original(lowering.mul(x, 2)))
+    monkeypatch.setattr(attributor, "look_around_rewrites", lambda ablator: None)
+    report = triage(load_case(write_case(CAST_AND_SINE)), torch.device("cpu")).to_json()
+    toggles = [ablation["toggle"] for ablation in report["ablations"]]
+    assert report["is_bug"] and toggles.count("emulate_precision_casts=True") == 1

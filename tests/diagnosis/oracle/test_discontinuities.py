@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._inductor import lowering
 
 from fuzzcompile.diagnosis import decision
 from fuzzcompile.diagnosis.engine import triage
@@ -61,3 +62,12 @@ def test_an_element_of_many_that_every_run_has_elsewhere_is_no_bug(
     assert not triage(case, torch.device("cpu")).is_bug
     monkeypatch.setattr(decision, "_LOOK_WRONG", decision.MANY_NOISE_RUNS + 1)
     assert triage(case, torch.device("cpu")).is_bug  # by one element of 324
+
+
+def test_many_elements_that_are_no_numbers_are_a_bug_beside_a_pole(
+    monkeypatch: pytest.MonkeyPatch, write_case: Callable[..., Path]
+):
+    logarithm = torch.ops.aten.log.default
+    original = lowering.lowerings[logarithm]
+    monkeypatch.setitem(lowering.lowerings, logarithm, lambda x: lowering.mul(original(x), float("nan")))
+    assert triage(load_case(write_case(POLES)), torch.device("cpu")).is_bug
