@@ -188,7 +188,8 @@ class InductorSettings(_EntriesChange):
 
 
 # Generated code rounds to the low-precision dtypes to which the program casts.
-KEPT_CASTS = InductorSettings({"emulate_precision_casts": True})
+CASTS = "emulate_precision_casts"
+KEPT_CASTS = InductorSettings({CASTS: True})
 
 
 class OmittedPass(InductorSettings):

@@ -10,6 +10,7 @@ from dataclasses import replace
 from torch import fx
 
 from fuzzcompile.compiler.compile_changes import (
+    CASTS,
     KEPT_CASTS,
     Backend,
     CompileChange,
@@ -287,11 +288,10 @@ def _attribute_under(ablator: Ablator, change: CompileChange) -> Attribution | N
 
 def _attribute_with_casts(ablator: Ablator) -> Attribution | None:
     """What is proved where generated code keeps the program's low-precision casts; else it leaves them out as well."""
-    experiments, (entry,) = ablator.experiments, KEPT_CASTS.entries
-    if not experiments.runs.has_low_precision_casts:
+    experiments = ablator.experiments
+    kept = get_effective_setting(experiments.case.settings, ablator.how, CASTS)
+    if kept or not experiments.runs.has_low_precision_casts:
         return None
-    if get_effective_setting(experiments.case.settings, ablator.how, entry):
-        return None  # it keeps them already
     found = _attribute_under(ablator, KEPT_CASTS)
     return found if found is not None and found.is_proved else None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fuzzcompile.compiler.compile_changes import KEPT_CASTS, InductorSettings, ProgramsInOrder, Templates
+from fuzzcompile.compiler.compile_changes import CASTS, KEPT_CASTS, InductorSettings, ProgramsInOrder, Templates
 from fuzzcompile.compiler.session import Compilation, get_effective_setting
 from fuzzcompile.compiler.target import target_process
 from fuzzcompile.compiler.target.kernel_log import ProgramOrder
@@ -35,7 +35,6 @@ from fuzzcompile.run.observation import Observation
 
 FULLGRAPH = "fullgraph: an error in place of a graph break"
 """``torch.compile``: "If True, then it will error if the entire function is not capturable into a single graph"."""
-_CASTS = "emulate_precision_casts"
 
 
 def describe_promise(setting: str) -> str:
@@ -46,7 +45,7 @@ def describe_promise(setting: str) -> str:
 def asks_for_casts(settings: CompileSettings) -> bool:
     """Return whether settings request eager's rounding, by name or by a numerics mode that implies it (torch 2.15)."""
     own = settings.own_config
-    return own.get(_CASTS) is True or str(own.get("numerics", "")) in ("strict", "strict_pointwise")
+    return own.get(CASTS) is True or str(own.get("numerics", "")) in ("strict", "strict_pointwise")
 
 
 def _promises_casts(experiments: Experiments) -> bool:
@@ -62,7 +61,7 @@ def find_broken_promise(experiments: Experiments, trial: Trial, verdict: Verdict
     if trial.draws_others:
         return describe_promise("fallback_random")
     if verdict is Verdict.PRECISION_LOSS and _promises_casts(experiments) and trial.judgement.casts_dropped:
-        return describe_promise(_CASTS)
+        return describe_promise(CASTS)
     return FULLGRAPH if verdict is Verdict.ACCEPTS_INVALID and _breaks_silently(experiments, trial) else None
 
 

@@ -81,12 +81,9 @@ def look_at_calls(file: CaseFile, device: torch.device, deadline: float, ignored
     answer = look.stale
     stale = explain_cached_graph(attempt, answer.decision, look.hit) or explain_stale_call(attempt, answer.decision)
     if stale is None:
-        decision = replace(
-            answer.decision, confidence="low", detail="; ".join(filter(None, (answer.decision.detail, _NOT_ALONE)))
-        )
-        return ScriptCalls(
-            look.looked, look.whole, look.parted, unexplained=replace(answer, decision=decision).report()
-        )
+        detail = "; ".join(filter(None, (answer.decision.detail, _NOT_ALONE)))
+        doubted = replace(answer, decision=replace(answer.decision, confidence="low", detail=detail))
+        return ScriptCalls(look.looked, look.whole, look.parted, unexplained=doubted.report())
     report = answer.with_stale_call(stale).report(stale.attribution)
     return ScriptCalls(look.looked, look.whole, look.parted, report)
 

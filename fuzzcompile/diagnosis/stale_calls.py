@@ -312,9 +312,10 @@ def _order(guard: GuardRecord, wanted: Sequence[str]) -> tuple[bool, bool, int]:
 
 def _match(name: str, wanted: Sequence[str], guards: Sequence[GuardRecord]) -> Iterator[GuardRecord]:
     """The guards on what a fact is about: their names end as its does. Those of the process have none."""
-    own = {parts[-1] for part in name.split(" is ") if (parts := _split(part))}
+    names = name.split(" is ")
+    own, items = {parts[-1] for part in names if (parts := _split(part))}, set(map(_is_item, names))
     for guard in guards:
-        if all(_is_item(guard.name) != _is_item(part) for part in name.split(" is ")):
+        if _is_item(guard.name) not in items:
             continue  # what a container holds is not the container
         parts = _split(guard.name)
         if (parts and parts[-1] in own) or guard.part in own or (not parts and guard.kind in wanted):

@@ -88,7 +88,7 @@ class EvidenceJson(TypedDict, total=False):
     promise: str | None  # the promise of a setting that is broken; null where none is
     warnings: list[str]  # the warnings that only one of the two runs gave
     notes: list[str]  # what else a reader should know, such as what lowers the confidence
-    call: LaterCallJson | None  # the later call of a script that was judged; null: the first, or one asked for
+    call: LaterCallJson | None  # of a script, if that was judged by itself, in place of the first
     non_finite: str  # ``inf``, ``-inf`` or ``nan``, of the number beside it that is null for that
 
 

@@ -197,14 +197,16 @@ class StorageCopier:
         """Return the copy of ``tensor``: same class, shape, stride and offset; detached leaf, same requires_grad."""
         if not has_own_class(tensor) and not is_wrapper(tensor):
             return self._copy(tensor)
-        if id(tensor) not in self._of_own_class and is_wrapper(tensor):
-            self._of_own_class[id(tensor)] = self._copy_wrapper(tensor)
         if id(tensor) not in self._of_own_class:
-            with DisableTorchFunctionSubclass():  # operators of the class are the program's to call
-                copied = self._copy(tensor).detach().as_subclass(type(tensor)).requires_grad_(tensor.requires_grad)
-            vars(copied).update(map_tree(self, dict(vars(tensor))))
+            copied = self._copy_wrapper(tensor) if is_wrapper(tensor) else self._copy_subclass(tensor)
             self._of_own_class[id(tensor)] = copied
         return self._of_own_class[id(tensor)]
+
+    def _copy_subclass(self, tensor: torch.Tensor) -> torch.Tensor:
+        with DisableTorchFunctionSubclass():  # operators of the class are the program's to call
+            copied = self._copy(tensor).detach().as_subclass(type(tensor)).requires_grad_(tensor.requires_grad)
+        vars(copied).update(map_tree(self, dict(vars(tensor))))
+        return copied
 
     def _copy_wrapper(self, tensor: Any) -> torch.Tensor:
         self._keep.append(tensor)
@@ -269,7 +271,7 @@ def is_wrapper(value: object) -> bool:
 
     Nested tensors, which are such too, are handled as torch's own.
     """
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_nested:
+    if is_plain(value) or not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_nested:
         return False
     return not has_own_class(value) and is_traceable_wrapper_subclass(value)
 

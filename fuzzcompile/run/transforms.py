@@ -1,4 +1,4 @@
-"""Function transforms and levels of forward mode that a program entered and, because it raised, did not leave."""
+"""Function transforms and levels of forward mode that a program entered and did not leave: it raised, for one."""
 
 from __future__ import annotations
 

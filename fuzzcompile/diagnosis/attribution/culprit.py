@@ -383,9 +383,9 @@ class Ablator(Divergence):
         if failing is Verdict.ACCEPTS_INVALID:
             return trial.observation.failure is not None
         if verdict.is_bug:
-            # Layout or sharing that differs besides is another matter than wrong values, and than an error.
             if failing in ERRORS and self._lacks_failing_rewrite(trial):
                 return trial.observation.failure is None  # whatever is wrong behind it
+            # Layout or sharing that differs besides is another matter than wrong values, and than an error.
             if failing in ERRORS:
                 broken = any(isinstance(change, GraphBreak | Backend) for change in trial.how.changes)
                 return verdict is Verdict.METADATA or (verdict is Verdict.ALIASING and not broken)

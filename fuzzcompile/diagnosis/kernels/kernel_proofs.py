@@ -122,14 +122,14 @@ def prove_inlining(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
     return Attribution(replace(culprit, confidence="low" if name is None else "high"))
 
 
+def _with_stored(operators: Sequence[str]) -> Lowered:
+    return Lowered(Control(realised=tuple(operators)), f"{', '.join(operators)} stored")
+
+
 def _find_stored(ablator: Ablator, step: LoweredStep, among: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
     """The operator that repairs the divergence if what it computes is stored, and its nodes; none if none does."""
     labels = step.lowered.labels
-    name, _ = bisect_candidates(
-        ablator,
-        step.list_operator_names(among),
-        lambda half: Lowered(Control(realised=half), f"{', '.join(half)} stored"),
-    )
+    name, _ = bisect_candidates(ablator, step.list_operator_names(among), _with_stored)
     return name, tuple(node for node in among if parse_operator(labels.get(node, "")) == name)
 
 
@@ -449,7 +449,7 @@ def _prove_earlier(ablator: Ablator, failure: LoweredStep, node: fx.Node) -> Att
     at = LoweredStep(failure.lowered, (before[named].name,))
     culprit = at.make_culprit(LOWERING, code, necessary=True, details=details)
     # What repairs by its memory alone may be right, and the later lowering not able to read what has none.
-    stored = ablator.attempt_under(Lowered(Control(realised=(named,)), f"{named} stored"))[1]
+    stored = ablator.attempt_under(_with_stored([named]))[1]
     return Attribution(replace(culprit, confidence="low" if stored else "high"))
 
 

@@ -307,7 +307,7 @@ def prove_repeated_outputs(ablator: Ablator) -> Attribution | None:
         return None
     place, details = facts().aot_autograd.autograd_function, DetailsJson(kind="gradient")
     culprit = Culprit.from_function(stages.FUNCTIONALIZATION, place, "repeated output", necessary=True, details=details)
-    return Attribution(replace(culprit, confidence="high"))
+    return Attribution(culprit)
 
 
 def _means_the_same(call: _Crossing) -> bool:

@@ -85,14 +85,13 @@ def _find_partings(ablator: Ablator) -> list[PartedInstruction]:
 
 
 def _make_culprit(parted: PartedInstruction, raised: Sequence[tuple[str, int, str]]) -> Culprit:
-    source: str | None
-    line: int | None
     instruction = parted.instruction
     site = f"{shorten_file(instruction.code.co_filename)}:{instruction.line} #1"
     details: DetailsJson = {"kind": parted.kind, "expected": parted.expected, "got": parted.got}
+    if raised and parted.kind == "error":  # what it met with in dynamo is one bug in whatever program
+        file, line, function = raised[0]
+        return Culprit(DYNAMO, None, function, function, source=file, line=line, site=site, details=details)
     module = getattr(instruction.handler, "__module__", None)
     source = get_module_file(module) if module is not None else None
-    name, line = parted.expected if parted.kind == "call" else instruction.does, None
-    if raised and parted.kind == "error":  # what it met with in dynamo is one bug in whatever program
-        source, line, name = raised[0]
-    return Culprit(DYNAMO, None, name, name, source=source, line=line, site=site, details=details)
+    name = parted.expected if parted.kind == "call" else instruction.does
+    return Culprit(DYNAMO, None, name, name, source=source, site=site, details=details)

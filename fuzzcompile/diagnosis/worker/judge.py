@@ -280,12 +280,12 @@ def _judge_later_calls(
     while True:
         say("looking at the script's later calls")
         looked = look_at_calls(file, device, ends, ignored)
-        if looked.parts is None or looked.report is not None or len(ignored) == _MOST_JUDGED:
-            return looked.unexplained or answer_with_later_calls(first, looked)
-        # A call that is right alone and wrong behind others may be so with the sizes that dynamo then leaves open.
-        call: LaterCallJson = {"number": looked.parts, "dynamic": looked.unexplained is not None}
-        later = judge_case(load_later_call(file, device, call), progress, device, deadline)
         shown = looked.unexplained
+        if looked.parts is None or looked.report is not None or len(ignored) == _MOST_JUDGED:
+            return shown or answer_with_later_calls(first, looked)
+        # A call that is right alone and wrong behind others may be so with the sizes that dynamo then leaves open.
+        call: LaterCallJson = {"number": looked.parts, "dynamic": shown is not None}
+        later = judge_case(load_later_call(file, device, call), progress, device, deadline)
         # With everything open, a call may show a bug that the script never meets.
         if later.is_bug and (shown is None or later.verdict.kind == shown.verdict.kind):
             return replace(later, call=call)

@@ -67,7 +67,7 @@ def make_job(
     for_issue: bool = False,
 ) -> MinimizeJob:
     """The reduction of a source with that report."""
-    call = report.get("evidence", {}).get("call")
+    call = _read_call(report)
     return MinimizeJob(
         source,
         report,
@@ -78,6 +78,10 @@ def make_job(
         keeps=keeps,
         for_issue=for_issue,
     )
+
+
+def _read_call(report: ReportJson) -> LaterCallJson | None:
+    return report.get("evidence", {}).get("call")
 
 
 class Asker(Protocol):
@@ -109,10 +113,6 @@ class CandidateTools:
     vetoes: tuple[str, ...] = ()
     thorough: bool = False
 
-    @property
-    def _call(self) -> LaterCallJson | None:
-        return self.report.get("evidence", {}).get("call")
-
     def probe(self, candidate: CaseText, *, screen: bool) -> ProbeResult:
         """Find whether and how a candidate fails, from one compile; a lost process is a crash or a time-out."""
         step = partial(
@@ -122,7 +122,7 @@ class CandidateTools:
             screen=screen,
             thorough=self.thorough,
             vetoes=self.vetoes,
-            call=self._call,
+            call=_read_call(self.report),
         )
         name = f"{'screen' if screen else 'compile'} {candidate.digest}"
         limited = self.target.verdict != Verdict.TIMEOUT
@@ -135,7 +135,7 @@ class CandidateTools:
     def programs(self, source: str, capture: Capture) -> Sequence[Program]:
         """The captured graphs of a source; none if they cannot be had without losing the process."""
         try:
-            step = partial(capture_programs, source, capture, self._call)
+            step = partial(capture_programs, source, capture, _read_call(self.report))
             return self.asker.ask(step, name=f"{capture} {hash_source(source)}", source=source)
         except CandidateLost:
             return []
@@ -143,7 +143,7 @@ class CandidateTools:
     def judge(self, source: str) -> ReportJson:
         """Return the full report on a source; if its process is lost, what it left, or its verdict alone."""
         try:
-            step = partial(judge_source, source, self.vetoes, self.target.causes, self._call)
+            step = partial(judge_source, source, self.vetoes, self.target.causes, _read_call(self.report))
             return self.asker.ask(step, name=f"judge {hash_source(source)}", source=source)
         except CandidateLost as lost:
             if lost.report is not None:
