@@ -139,12 +139,15 @@ class InstructionTrace:
         if offset is not None and not self.left_out and self._taken <= _MOST_STEPS:
             self._taken += 1
             self._record(translator, instruction, offset, list(translator.stack))
+        compiled = getattr(translator, "speculation_log", None) if self.left_out else None
+        if compiled is not None:  # it is traced again, up to there
+            self.ledger.given_up = [log for log in self.ledger.given_up if log is not compiled]
         if (translator.f_code, offset) not in self.left_out:
             return None
-        compiled = getattr(translator, "speculation_log", None)
         if any(log is compiled and place == (translator.f_code, offset) for log, place in self._refused):
             return None
         self._refused.append((compiled, (translator.f_code, offset)))
+        self.ledger.given_up.append(compiled)
         breaks = importlib.import_module("torch._dynamo.exc").Unsupported
         error: Exception = breaks(f"{instruction.opname} is left to eager mode")
         return error

@@ -62,6 +62,9 @@ def share_headers() -> None:
     if own == shared:
         return
     with contextlib.suppress(OSError):  # a full disk or a race with another worker costs time and nothing else
+        for link in own.glob("*.gch"):
+            if not link.exists():  # it leads to a cache that was deleted: the compiler would write through it
+                link.unlink(missing_ok=True)
         for header in _find_missing_headers(own, shared):
             shared.mkdir(parents=True, exist_ok=True)
             draft = shared / f"{header}.{os.getpid()}"
@@ -79,7 +82,7 @@ def share_headers() -> None:
 def _find_missing_headers(source: Path, target: Path) -> list[str]:
     """Finished headers of ``source`` that ``target`` lacks; the compiler keeps a build folder until one is finished."""
     headers = [path for path in source.glob("*.gch") if not path.with_name(f"{path.stem}_CxxBuild").exists()]
-    return [path.name for path in headers if not (target / path.name).exists()]
+    return [path.name for path in headers if path.exists() and not (target / path.name).exists()]
 
 
 # Inductor's queries of the C++ toolchain before its first kernel, run while a worker is still importing.

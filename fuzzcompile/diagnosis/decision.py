@@ -200,6 +200,12 @@ def _decide_within_rounding(experiments: Experiments, trial: Trial, semantic: Se
             "the values of both runs contradict: there, attention takes another kernel"
         )
         return replace(judged, confidence="low", detail=why)
+    if boundary is not None and _measure_sensitivity(experiments) >= boundary.step:
+        why = (
+            f"in float64 the captured graph and the compiler's differ by {boundary.step:.1e} of a result's size, as "
+            "eager mode does from itself where rounding decides otherwise"
+        )
+        return replace(judged, confidence="low", detail=why)
     if boundary is not None:
         what = f"the decomposition of {boundary.operator}" if boundary.operator else "a decomposition"
         moved = "gradient" if boundary.gradient else "result"
@@ -212,6 +218,18 @@ def _decide_within_rounding(experiments: Experiments, trial: Trial, semantic: Se
     if visible and experiments.runs.has_low_precision_casts and _emulation_repairs(experiments, closely=True):
         return replace(judged, verdict=Verdict.PRECISION_CASTS, detail=_ELIDED)
     return judged
+
+
+def _measure_sensitivity(experiments: Experiments) -> float:
+    """The most by which a perturbed eager run moves a result, in units of its size."""
+    eager = experiments.runs.eager.index_by_name()
+    moved = (
+        relative_change(eager[value.name].value, value.value)
+        for run in experiments.noisy
+        for value in run.values
+        if value.is_tensor and value.name in eager and eager[value.name].is_tensor
+    )
+    return max(moved, default=0.0)
 
 
 def _decide_casts(experiments: Experiments, judged: Decision) -> Decision:

@@ -32,7 +32,6 @@ from fuzzcompile.model.stages import ATEN
 from fuzzcompile.model.thresholds import DIFFERENCE_STEP, MEETS, MISSES
 from fuzzcompile.model.verdicts import HARMLESS, Verdict
 from fuzzcompile.run import runs
-from fuzzcompile.run.attention_backends import interpret_flex_attention
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.differences import measure_slope
 from fuzzcompile.run.metrics import rms, widen
@@ -125,7 +124,7 @@ def run_second(made: CaseRuns, repaired: Sequence[ContestedCall] = ()) -> tuple[
     """The second reference of a case, with another opinion's values for the ``repaired`` calls."""
     program = build(made.case, made.device, double=True, streamed=True)
     mode = SecondReference(native=program.dtype, repaired={call.number for call in repaired})
-    with interpret_flex_attention(differentiates=made.case.differentiates):
+    with runs.interpret_compiled_operators(made.case):
         return runs.observe(made.case, program, program.model, around=mode), mode
 
 

@@ -67,7 +67,8 @@ DetailsJson = TypedDict(
         "native_noise": float | None,
         # the change of a rewrite to something else than values, such as a dtype, shape or stride
         "changed": str | None,
-        "shares": str | None,  # the memory that a result shares behind a rewrite which moved no value, and not before
+        # the memory that a result shares behind a rewrite which moved no value, or writes in place, and not before
+        "shares": str | None,
         "matched": list[MatchedLineJson],  # the lines of the program that a rewrite matched
         "diff": str,  # the graph before and after a rewrite, as a diff
         # of fault, such as ``values``, ``metadata``, ``alias``, ``check``, ``branch``, ``gradient`` (which one of both

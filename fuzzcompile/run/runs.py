@@ -105,7 +105,7 @@ def run_eager(case: Case, device: torch.device, *, noise_seed: int | None = None
     program = build(case, device, double=double, streamed=True)
     if noise_seed is None:
         return observe(case, program, program.model)
-    with interpret_flex_attention(differentiates=case.differentiates):
+    with interpret_compiled_operators(case):
         return observe(case, program, program.model, around=UlpNoise(noise_seed))
 
 
@@ -118,8 +118,34 @@ def run_float64(case: Case, device: torch.device, *, keep_casts: bool = True) ->
     say("running it in float64")
     program = build(case, device, double=True, streamed=True)
     mode = Float64Mode(keep_casts=keep_casts, native=program.dtype)
-    with interpret_flex_attention(differentiates=case.differentiates):
+    with interpret_compiled_operators(case):
         return observe(case, program, program.model, around=mode), mode.saw_cast
+
+
+@contextlib.contextmanager
+def interpret_compiled_operators(case: Case) -> Iterator[None]:
+    """Run what compiles itself in eager mode (flex attention, conditions) operator by operator in the block."""
+    with interpret_flex_attention(differentiates=case.differentiates), _TakenBranches():
+        yield
+
+
+class _TakenBranches(TorchFunctionMode):
+    """``torch.cond`` as the plain ``if`` that it stands for, as its documentation puts it.
+
+    Of branches that dynamo has not captured, as under any dispatch mode, its own backward pass raises.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
+        if func is torch.ops.higher_order.cond and not kwargs:
+            holds, if_true, if_false, operands = args
+            return (if_true if holds else if_false)(*operands)
+        return func(*args, **(kwargs or {}))
 
 
 def observe(

@@ -63,3 +63,19 @@ def test_a_header_that_plain_torch_finished_is_used_with_an_empty_kernel_cache(w
     first = worker("first")
     share_headers()
     assert (first / "a.h.gch").resolve() == (plain / "a.h.gch").resolve()
+
+
+def test_a_link_to_a_header_of_a_deleted_cache_is_replaced(worker, tmp_path):
+    (worker("first") / "a.h.gch").write_text("precompiled")
+    share_headers()
+    second = worker("second")
+    (second / "a.h.gch").symlink_to(tmp_path / "deleted" / "a.h.gch")
+    share_headers()
+    assert (second / "a.h.gch").read_text() == "precompiled"
+
+
+def test_a_link_to_a_header_of_a_deleted_cache_goes_where_nothing_replaces_it(worker, tmp_path):
+    first = worker("first")
+    (first / "a.h.gch").symlink_to(tmp_path / "deleted" / "a.h.gch")
+    share_headers()
+    assert not list(first.iterdir())

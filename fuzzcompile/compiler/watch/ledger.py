@@ -340,6 +340,7 @@ class Ledger:
     graphs: int = 0  # that dynamo captured, for whatever backend
     exported: list[fx.Graph] = field(default_factory=list)  # of programs that torch.export captured
     graph_breaks: tuple[str, ...] = ()
+    given_up: list[object] = field(default_factory=list)  # attempts at frames that an instruction left out has ended
     failed_in: Label | None = None
     unseen: UnseenLog = field(default_factory=UnseenLog)
     lowered: list[LoweredGraph] = field(default_factory=list)

@@ -13,7 +13,7 @@ from typing import Any, Self, TypedDict, TypeVar, Unpack
 from fuzzcompile.compiler.compile_changes import Backend, CompileChange, GraphBreak, Veto
 from fuzzcompile.compiler.graph_text import diff_graphs, find_changed_nodes, list_user_lines
 from fuzzcompile.compiler.kernels.kernel_loops import find_definition
-from fuzzcompile.compiler.operators.decompositions import get_operator_family
+from fuzzcompile.compiler.operators.decompositions import get_operator_family, is_mutating
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.watch.ledger import Label
 from fuzzcompile.compiler.watch.rule_labels import get_family, is_vetoed
@@ -22,7 +22,7 @@ from fuzzcompile.diagnosis.oracle.judgement import largest_error
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.culprit_contract import AblationJson, CulpritJson, DetailsJson, FrameJson, WorkaroundJson
-from fuzzcompile.model.verdicts import ERRORS, Verdict
+from fuzzcompile.model.verdicts import AGREEING, ERRORS, Verdict
 from fuzzcompile.run.pool.worker import say
 
 UNKNOWN = "unknown"
@@ -214,13 +214,15 @@ def _describe_step(step: Step) -> DetailsJson:
     """
     snapshots = step.record.snapshots
     before, after = snapshots[step.rewrite.before], snapshots[step.rewrite.after]
+    writes = [sum(is_mutating(node.target) for node in snapshot.graph.nodes) for snapshot in (before, after)]
     return {
         "direction": step.record.direction,
         "float64": step.float64,
         "native": step.native,
         "native_noise": step.native_noise,
         "changed": step.raised or step.metadata or step.stride,
-        "shares": None if step.is_semantic else step.alias,
+        # What moves values otherwise may share memory as well; where it writes in place, that is how it moves them.
+        "shares": step.alias if not step.is_semantic or writes[1] > writes[0] else None,
         "matched": list_user_lines(before, step.rewrite.nodes or find_changed_nodes(before, after)),
         "diff": "\n".join(diff_graphs(before, after)),
     }
@@ -386,6 +388,8 @@ class Ablator(Divergence):
             if failing in ERRORS and self._lacks_failing_rewrite(trial):
                 return trial.observation.failure is None  # whatever is wrong behind it
             # Layout or sharing that differs besides is another matter than wrong values, and than an error.
+            if failing in ERRORS and verdict not in ERRORS and self._is_wrong_as_captured(trial):
+                return True
             if failing in ERRORS:
                 broken = any(isinstance(change, GraphBreak | Backend) for change in trial.how.changes)
                 return verdict is Verdict.METADATA or (verdict is Verdict.ALIASING and not broken)
@@ -398,6 +402,18 @@ class Ablator(Divergence):
         failed = self.trial.ledger.failed_in
         vetoed = (change.names for change in trial.how.changes if isinstance(change, Veto))
         return failed is not None and any(is_vetoed(failed, names) for names in vetoed)
+
+    def _is_wrong_as_captured(self, trial: Trial) -> bool:
+        """Return whether dynamo alone gets the same results wrong, so that what is left in ``trial`` is its fault."""
+        wrong, as_captured = (
+            {each.name for each in judged.comparisons if each.finding not in AGREEING}
+            for judged in (trial.judgement, self._captured.judgement)
+        )
+        return bool(wrong) and wrong <= as_captured
+
+    @functools.cached_property
+    def _captured(self) -> Trial:
+        return self.run_trial(replace(self.how.under(Backend("eager")), record=False))
 
     def fails_alike(self, trial: Trial) -> bool:
         """Return whether ``trial`` fails in the way that the failing one does."""

@@ -31,6 +31,7 @@ from fuzzcompile.diagnosis.kernels.code_generators import CodeGenerator, CodeSou
 from fuzzcompile.diagnosis.oracle.judgement import compare
 from fuzzcompile.diagnosis.oracle.rounding import changes_meaning, relative_change
 from fuzzcompile.model.culprit_contract import DetailsJson
+from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import POST_GRAD
 from fuzzcompile.model.thresholds import KERNEL_FACTOR, NOISE_SEEDS, SEMANTIC_STEP
 from fuzzcompile.model.verdicts import Comparison
@@ -261,6 +262,7 @@ class WatchedGraph:
         exact, tainted, roots = self.interpret(double=True), set[fx.Node](), list[tuple[str, T]]()
         for node in self.lowered.snapshot.graph.nodes:
             known = node.name in self.lowered.labels and isinstance(exact.get(node.name), torch.Tensor)
+            known = known and get_operator_family(str(node.target)) not in facts().operators.uninitialised
             evidence = measure(node.name) if known else None
             inherits = any(source in tainted for source in node.all_input_nodes)
             if evidence is not None and not inherits:

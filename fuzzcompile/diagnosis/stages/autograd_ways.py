@@ -100,7 +100,8 @@ def _prove_at_writes(ablator: Ablator, found: Found) -> Attribution | None:
     calls = {name: node.target for node in writes if (name := find_call_name(node)) is not None}
     if not 1 < len(calls) <= _MOST_WRITES or not ablator.is_repaired_by(GraphBreak(tuple(calls.items()))):
         return None
-    if found.culprit.source is not None:  # functionalization's own function is called at none of them
+    # Functionalization's own function is called at none of them, and a view is at fault whichever write it follows.
+    if found.culprit.source is not None or "written through" in found.culprit.details:
         return Attribution(replace(found.culprit, necessary=True, confidence="high"))
     # Of one write among several it says that it may be one of those at fault.
     return Attribution(replace(found.culprit, confidence="low"))
@@ -292,10 +293,12 @@ def _name_call(node: fx.Node) -> str:
 
 def _compare_functional(divergence: Divergence) -> Iterator[ways.Sides[str]]:
     # In a later call inputs may overlap that did not when the graph was made.
+    strided = divergence.verdict is Verdict.METADATA
     for captured in ways.iter_captured(divergence.trial.ledger, calls=CAPTURED_CALLS):
         draws = bool(list_drawing_nodes(captured.record.snapshots[-1]))
         for seed in SEEDS if draws else SEEDS[:1]:
-            sides = _run_both(captured, seed, double=True) or _run_both(captured, seed, double=False)
+            runs = (_run_both(captured, seed, double=double, strided=strided) for double in (True, False))
+            sides = next(filter(None, runs), None)
             if sides is None:
                 break  # what does not run under one seed runs under none
             yield sides
@@ -306,9 +309,12 @@ def _compare_functional(divergence: Divergence) -> Iterator[ways.Sides[str]]:
 
 
 def _run_both(
-    captured: ways.CapturedGraphs, seed: int, *, double: bool, numbers: bool = False
+    captured: ways.CapturedGraphs, seed: int, *, double: bool, strided: bool = False, numbers: bool = False
 ) -> ways.Sides[str] | None:
-    """A graph as it is and functionally; ``numbers``: only how far both leave the generator of random numbers."""
+    """A graph as it is and functionally; ``numbers``: only how far both leave the generator of random numbers.
+
+    ``strided``: results of other strides part as well.
+    """
     tools = load_functional_tools()
     if tools is None:
         return None
@@ -320,7 +326,8 @@ def _run_both(
     if numbers:
         return ways.Sides(ways.walk_pairs([state]), partial(_word_drawn, captured, plain), _measure_result)
     word = partial(_word_functional, captured, plain, partial(run, tools=tools))
-    return ways.Sides(ways.walk_pairs(_pair_results(plain, functional)), word, _measure_result)
+    measure = partial(_measure_result, strided=strided)
+    return ways.Sides(ways.walk_pairs(_pair_results(plain, functional)), word, measure)
 
 
 def _word_drawn(captured: ways.CapturedGraphs, plain: NodeRun, parting: ways.PartedStep[str]) -> Found:
@@ -348,9 +355,12 @@ def _pair_results(plain: NodeRun, functional: NodeRun) -> Iterator[ways.Pair[str
             yield ways.Pair(name, before[name], after.get(name))
 
 
-def _measure_result(pair: ways.Pair[str]) -> ways.PartedStep[str] | None:
+def _measure_result(pair: ways.Pair[str], *, strided: bool = False) -> ways.PartedStep[str] | None:
     if isinstance(pair.left, tuple):  # names of what shares the memory
         return ways.PartedStep(pair, "alias") if pair.left != pair.right else None
+    strides = [list_significant_strides(each) for each in (pair.left, pair.right) if isinstance(each, torch.Tensor)]
+    if strided and len(strides) == 2 and strides[0] != strides[1]:
+        return ways.PartedStep(pair, "stride")
     return ways.measure_values(pair)
 
 
@@ -366,8 +376,10 @@ def _find_lossy_write(snapshot: Snapshot, inputs: Sequence[Any], plain: NodeRun)
     return None
 
 
-def _find_differing_node(graph: fx.Graph, plain: NodeRun, functional: NodeRun) -> fx.Node | None:
-    """The first node whose value differs or, if one before it has another layout, that one: it is read by memory."""
+def _find_differing_nodes(
+    graph: fx.Graph, plain: NodeRun, functional: NodeRun
+) -> tuple[fx.Node | None, fx.Node | None]:
+    """The first node whose value differs, and one before it that has another layout, if any: it is read by memory."""
     laid_out: fx.Node | None = None
     hollow: set[fx.Node] = set()  # what holds whatever was in its memory
     for node in graph.nodes:
@@ -378,10 +390,10 @@ def _find_differing_node(graph: fx.Graph, plain: NodeRun, functional: NodeRun) -
         if value is None or functionally is None:
             continue
         if ways.measure_step(value, functionally) > SEMANTIC_STEP:
-            return laid_out or node
+            return node, laid_out
         if laid_out is None and list_significant_strides(value) != list_significant_strides(functionally):
             laid_out = node
-    return laid_out
+    return None, laid_out
 
 
 def _word_functional(
@@ -390,7 +402,8 @@ def _word_functional(
     """The write at fault or, where a view loses what is not in it, that view at the place of the write."""
     snapshot, functional = captured.record.snapshots[-1], again()
     through = _find_lossy_write(snapshot, captured.inputs, plain)
-    node = read = None if functional.error else _find_differing_node(snapshot.graph, plain, functional)
+    apart, laid_out = (None, None) if functional.error else _find_differing_nodes(snapshot.graph, plain, functional)
+    node = read = laid_out or apart
     if through is not None:
         node = through[0]
     elif node is None or not _is_written(node, plain):
@@ -398,13 +411,15 @@ def _word_functional(
         nodes = list(snapshot.graph.nodes)
         earlier = nodes[: nodes.index(node)] if node is not None else nodes
         node = next((each for each in reversed(earlier) if _is_written(each, plain)), node)
+    if through is None and node is not None and apart is not None and _reads_beyond(apart, plain, functional):
+        through = node, apart
     if node is None and (besides := _list_called_besides(snapshot.graph, plain)):
         return _word_lost_call(besides[-1])
     named = node if through is None else through[1]
     operators = plain.operators.get(named.name, []) if named is not None else []
     operator = next((op for op in operators if is_mutating(op)), operators[-1] if operators else None)
     details: DetailsJson = {
-        "kind": "values" if parting.step is not None else "alias",
+        "kind": parting.kind,
         "differs": parting.pair.at,
         "read": read.name if read is not None else None,
     }
@@ -419,6 +434,15 @@ def _word_functional(
         # Whichever draws: numbers are drawn into new memory, and land in its order.
         culprit = replace(culprit, family="numbers drawn in place")
     return Found(replace(culprit, step=parting.step, confidence="low", details=details))
+
+
+def _reads_beyond(node: fx.Node, plain: NodeRun, functional: NodeRun) -> bool:
+    """Return whether a view has other values though what it is a view of has not: it reads memory between or behind."""
+    source = node.args[0] if node.args else None
+    if not isinstance(source, fx.Node) or not all(map(is_view, plain.operators.get(node.name, ()))):
+        return False
+    values = [run.values.get(source.name) for run in (plain, functional)]
+    return all(isinstance(value, torch.Tensor) for value in values) and ways.measure_step(*values) <= SEMANTIC_STEP
 
 
 def _is_written(node: fx.Node, run: NodeRun) -> bool:

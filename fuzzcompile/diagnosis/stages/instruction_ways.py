@@ -43,7 +43,7 @@ def prove_instruction(ablator: Ablator, *, doubts: bool, own_errors: bool = Fals
     partings, alone = _find_partings(ablator)[:_TRIED], list[PartedInstruction]()
     for parted in partings:
         trial, is_right = ablator.attempt_under(InstructionLeftOut(parted.instructions))
-        if is_right and trial.ledger.frames:
+        if is_right and trial.ledger.frames and not trial.ledger.given_up:
             return Attribution(replace(_make_culprit(parted, raised), necessary=True, confidence="high"))
         if is_right:  # dynamo could not break the graph there, and left the whole frame to eager mode
             alone.append(parted)
@@ -78,10 +78,12 @@ def _find_partings(ablator: Ablator) -> list[PartedInstruction]:
     if of_later:
         trace.tensors.replay(captured, sums=sums)
     later = [parted for eager in reversed(calls[1:]) for parted in find_partings(eager, trace, raised)]
+    # Against a trace of a later call, the first one may part for what has changed in between.
+    found = [*later, *first] if of_later and first else first or later
     # What requires a gradient hangs on what was set.
-    if first and first[0].kind != "gradient":
-        return first
-    return [*list_settings(trace)[: _SETTINGS if first or later else None], *(first or later)]
+    if first and found[0].kind != "gradient":
+        return found
+    return [*list_settings(trace)[: _SETTINGS if found else None], *found]
 
 
 def _make_culprit(parted: PartedInstruction, raised: Sequence[tuple[str, int, str]]) -> Culprit:

@@ -136,7 +136,7 @@ ORDER: tuple[SearchStep, ...] = (
     SearchStep(Shows.IN_CODE, backend_stages.prove_vectors),
     SearchStep(Shows.UNPROVED, partial(prove_rewrites, ground=Ground.SHARED_MEMORY)),
     SearchStep(Shows.UNPROVED, prove_own_setting),
-    SearchStep(Shows.UNSUSPECTED, prove_marking_rewrite),
+    SearchStep(Shows.UNPROVED, prove_marking_rewrite),
     SearchStep(Shows.UNSUSPECTED, backend_stages.prove_any_lowering),
 )
 # The backends of PyTorch's ladder, each of which adds a part of the compiler, and the stage at fault if it is the first

@@ -50,15 +50,34 @@ def run_calls_eagerly(
     """Run the program in eager mode, each call of its model, or the first ones, in a context; what these yield."""
     program, entered = build(experiments.case, experiments.device), list[Any]()
 
-    def model(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         if most is not None and len(entered) >= most:
             return program.model(*args, **kwargs)
         with context() as yielded:
             entered.append(yielded)
             return program.model(*args, **kwargs)
 
-    runs.observe(experiments.case, program, model)
+    runs.observe(experiments.case, program, _CalledModel(program.model, call))
     return entered
+
+
+class _CalledModel:
+    """A model that is called through a function; what the program sets on it between its calls is set on the model."""
+
+    def __init__(self, model: Callable[..., object], call: Callable[..., object]) -> None:
+        self.__dict__.update(_model=model, _call=call)
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return self._call(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._model, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._model, name)
 
 
 def run_first_eagerly(experiments: Experiments, context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Any:

@@ -264,6 +264,49 @@ def test_a_method_of_a_container_is_named_with_it(write_case: Callable[..., Path
     assert (culprit["stage"], culprit["rewrite"]) == ("dynamo", "OrderedDict.move_to_end(str)")
 
 
+# The first call reads another number than the one that was traced last, which is as it should be.
+MODE_AFTER_A_CHANGE = """
+import torch
+from torch import nn
+
+GRAD = "inference_mode"
+
+class Model(nn.Module):
+    def __getattr__(self, name):
+        if name == "depth":
+            return self.__dict__["extras"][name]
+        return super().__getattr__(name)
+
+    def __init__(self):
+        super().__init__()
+        self.extras = {"depth": 3}
+
+    def forward(self, x):
+        x = x * {0: 2.0, -1: 3.0}.get(self.depth, 1.5)
+        if torch.is_grad_enabled():
+            x = x * 2
+        return x
+
+def run(model, inputs):
+    first = model(*inputs)
+    model.extras["depth"] = -1
+    second = model(*inputs)
+    with torch.set_grad_enabled(True):
+        third = model(*inputs)
+    return first, second, third
+
+def make():
+    torch.manual_seed(0)
+    return Model().eval(), (torch.randn(3),)
+"""
+
+
+@ONLY_HERE
+def test_what_has_changed_between_two_calls_is_not_blamed_for_the_second(write_case: Callable[..., Path]):
+    culprit = triage(load_case(write_case(MODE_AFTER_A_CHANGE)), torch.device("cpu")).to_json()["culprit"]
+    assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("dynamo", "is_grad_enabled()", True)
+
+
 @ONLY_HERE
 @pytest.mark.parametrize("before", ["", "    x = x + torch.randn(3)\n"], ids=["alone", "behind another"])
 def test_a_draw_that_is_left_out_is_named(
