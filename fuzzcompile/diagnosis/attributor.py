@@ -114,7 +114,7 @@ def _find_first(ablator: Ablator, candidates: Iterator[CompileChange], *, screen
             return None
         tried += 1
         trial, repaired = ablator.attempt(replace(how, timed=True), text)
-        if repaired:
+        if repaired and not (trial.judgement.verdict.is_bug and trial.judgement.verdict.kind == "values"):
             base = ablator.experiments.counts.runtime
             ratio = trial.runtime / base if trial.runtime is not None and base else None
             if isinstance(candidate, OmittedPass):

@@ -76,7 +76,7 @@ def look_at_calls(file: CaseFile, device: torch.device, deadline: float, ignored
     def attempt(changes: Sequence[CompileChange], caches: Sequence[GraphCache] = ()) -> Attempt:
         again = _Look(file, device, deadline, tuple(changes), tuple(caches), until=look.parted)
         again.execute()
-        return Attempt(again.right, again.ledger)
+        return Attempt(again.right, again.ledger, again.parted)
 
     answer = look.stale
     stale = explain_cached_graph(attempt, answer.decision, look.hit) or explain_stale_call(attempt, answer.decision)

@@ -118,7 +118,10 @@ def explain_stale_call(attempt: Compile, decision: Decision) -> StaleCall | None
     anew, sizes = CompiledAnew(), CompiledAnew(dynamic=True)
     first = attempt([anew])
     calls, guards = first.ledger.calls, [guard for guard in first.ledger.guards if guard.call == 1]
-    if len(calls) < 2 or not first.right or _is_traced_for_itself(attempt([CompiledAnew(())])):
+    if len(calls) < 2 or not first.right:
+        return None
+    usual = attempt([CompiledAnew(())])
+    if _is_traced_for_itself(usual):
         return None
     changes = _list_changes(calls)
     ablations = [Ablation(anew.text, True, None)]
@@ -126,12 +129,14 @@ def explain_stale_call(attempt: Compile, decision: Decision) -> StaleCall | None
         if not attempt([sizes]).right:
             return None  # the graph that dynamo makes once a size has changed is wrong by itself
         ablations.append(Ablation(sizes.text, True, None))
-    # What dynamo asked a guard for was read; what has a check that should have failed comes last.
-    # A program that looks at what a container holds shows it by its keys, and with the items it may not have to do.
-    ranks: dict[str, tuple[int, bool]] = {}
+    # What changed before the wrong call itself says most. What dynamo asked a guard for was read; what has a check that
+    # should have failed comes last. A program that looks at what a container holds shows it by its keys, and with the
+    # items it may not have to do.
+    ranks: dict[str, tuple[bool, int, bool]] = {}
     for name, number in changes.items():
         is_of_keys = calls[number].get_fact(name, calls[0]).kind == "keys"
-        ranks[name] = _rank_evidence(name, calls[0], calls[number], guards), not is_of_keys
+        earlier = usual.wrong is not None and number + 1 != usual.wrong
+        ranks[name] = earlier, _rank_evidence(name, calls[0], calls[number], guards), not is_of_keys
     needed = _find_needed(attempt, sorted(changes, key=ranks.__getitem__), ablations)
     if needed is None:
         culprit = Culprit(DYNAMO, None, None, "no guard", confidence="low", details=_tell([]))
@@ -270,7 +275,8 @@ def _name_guard(
     details["guard"] = "not asked for"
     if first is None:
         held = f"keys of an {fact.carrier}" if fact.kind == "keys" else fact.carrier
-        return Culprit(DYNAMO, None, wanted[0], f"no guard on {held}", necessary=True, details=details)
+        kind = _name_check(fact) if fact.kind == "value" and fact.carrier != "mode" else wanted[0]
+        return Culprit(DYNAMO, None, kind, f"no guard on {held}", necessary=True, details=details)
     kind = _name_check(fact) if first.kind == _BY_VALUE else first.kind
     replaced = first.made and kind not in first.made
     details["guard"] = f"{', '.join(first.made)} in its place" if replaced else _TOLD[bool(first.checks)]

@@ -67,8 +67,8 @@ DetailsJson = TypedDict(
         "native_noise": float | None,
         # the change of a rewrite to something else than values, such as a dtype, shape or stride
         "changed": str | None,
-        # the memory that a result shares behind a rewrite which moved no value, or writes in place, and not before
-        "shares": str | None,
+        "shares": str | None,  # the memory that a result shares behind a rewrite which moved no value, and not before
+        "writes in place": bool,  # whether a rewrite has more written in place than before
         "matched": list[MatchedLineJson],  # the lines of the program that a rewrite matched
         "diff": str,  # the graph before and after a rewrite, as a diff
         # of fault, such as ``values``, ``metadata``, ``alias``, ``check``, ``branch``, ``gradient`` (which one of both
@@ -87,7 +87,7 @@ DetailsJson = TypedDict(
         "aten_kernel": AtenKernelJson,  # the kernel of ATen at fault
         # the results that differ: ``read`` shows the fault first, ``written through`` is the view that was written
         "differs": str | list[str],
-        "saved": list[str],  # the values saved for backward that are wrong
+        "saved": list[str],  # the values saved for backward that are wrong, or are inputs that may be written to
         "read": str | None,
         "written through": str,
         "shape": list[int],

@@ -68,19 +68,19 @@ def find_symptom(verdict: str, outputs: Iterable[OutputJson], details: DetailsJs
 
     Memory that is shared otherwise, results of other strides, another dtype or ``requires_grad``, and NaN or infinity
     lost or made among elements that are right: a place that does so is at fault once, and several changes of a program
-    keep it from doing so. ``details`` are the culprit's: where a rewrite at fault moves no value of its graph, what it
-    has written in place, or share memory, makes values wrong, and where a view is at fault that an analysis overlooked,
-    or that a write is seen through, a copy anywhere makes them right. A rewrite whose results overlap in memory is one
-    bug, and so is an output that is made anew as a view of the wrong tensor, or by the wrong strides, whether that
-    raises, has other metadata or shows in values.
+    keep it from doing so. ``details`` are the culprit's: where a rewrite at fault has something written in place or,
+    moving no value, share memory, a later read or write makes values wrong, and where a view is at fault that an
+    analysis overlooked, or that a write is seen through, a copy anywhere makes them right. A rewrite whose results
+    overlap in memory is one bug, and so is an output that is made anew as a view of the wrong tensor, or by the wrong
+    strides, whether that raises, has other metadata or shows in values.
     """
     if details.get("kind") == "regenerated":
         return LAYOUT if details.get("way") == "as_strided" else SHARING
     if _makes_overlap(details.get("changed") or "") and Verdict(verdict).kind == "values":
         return OVERLAP
     overlooked = any(" view of " in shown for shown in details.get("a run shows") or ())
-    unmoved = details.get("float64") == details.get("native") == 0.0
-    shares = unmoved or details.get("shares") or details.get("written through")
+    in_place = details.get("writes in place") and not details.get("changed")
+    shares = in_place or details.get("shares") or details.get("written through")
     if verdict == Verdict.ALIASING or ((shares or overlooked) and Verdict(verdict).kind == "values"):
         return SHARING
     wrong = [output for output in outputs if output.get("finding") not in (None, *AGREEING)]

@@ -41,6 +41,7 @@ keys in their order, the layout of a tensor, whether two tensors lie in one memo
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _MOST_SHOWN = 60
+_GRADIENT = ".grad"
 # What the compiler and torch note on the program's own objects.
 _NOTES = ("_torchdynamo", "_dynamo", "_compiled_call_impl", "_backward_hooks_")
 
@@ -125,7 +126,8 @@ class CallState:
         changed = [name for name in names if not _is_same(self.facts.get(name), earlier.facts.get(name))]
 
         def rank(name: str) -> tuple[bool, int]:
-            return self.tells_presence(name, earlier), _TELLING.index(self.get_fact(name, earlier).kind)
+            late = self.tells_presence(name, earlier) or name.endswith(_GRADIENT)  # which every training step has
+            return late, _TELLING.index(self.get_fact(name, earlier).kind)
 
         return sorted(changed, key=rank)
 
@@ -175,6 +177,8 @@ class CallState:
             first = self._tensors.setdefault(id(value), name)
             if first != name:
                 self._add(f"{name} is {first}", StateFact(carrier, "same", True, "True"))
+            elif value.is_leaf and value.requires_grad:
+                self._note("attribute", f"{name}{_GRADIENT}", value.grad)
         else:
             self._add(name, StateFact(carrier, "object", id(value), _shorten(value)))
             self._add(f"type({name})", StateFact(carrier, "type", id(type(value)), type(value).__qualname__))
@@ -206,7 +210,7 @@ class CallState:
             else:
                 self._add(f"list({path})", StateFact("item", "keys", keys, _shorten(list(value)), plain))
             for key, held in dict.items(value):
-                self._note("item", f"{path}[{key!r}]", held)
+                self._note("item", f"{path}[{_show_key(key)}]", held)
         elif isinstance(value, list | tuple):
             items = tuple(map(_shorten, value))
             self._add(f"len({path})", StateFact("item", "length", len(value), str(len(value)), items))
@@ -294,6 +298,13 @@ def _describe_tensor(carrier: Carrier, value: torch.Tensor) -> StateFact:
 
 def _key(key: object) -> object:
     return (type(key), repr(key)) if isinstance(key, _PLAIN) else id(key)
+
+
+def _show_key(key: object) -> str:
+    """A key as it is written, or the kind of object that it is; of a tensor also its layout."""
+    if isinstance(key, torch.Tensor):
+        return f"{type(key).__name__} {_describe_tensor('item', key).shown}"
+    return repr(key) if isinstance(key, _PLAIN) else _shorten(key)
 
 
 def _shorten(value: object) -> str:

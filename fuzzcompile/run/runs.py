@@ -7,12 +7,13 @@ import hashlib
 import math
 import random
 import re
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy
 import torch
@@ -52,8 +53,10 @@ from fuzzcompile.run.pool.worker import say
 from fuzzcompile.run.reachable_state import ReachedObjects
 from fuzzcompile.run.tangents import put_tangents
 from fuzzcompile.run.tensors import describe_structure, is_wrapper, list_tensors, list_wrapped
+from fuzzcompile.run.torch_attributes import ReplacedAttribute
 from fuzzcompile.run.transforms import leave_transforms
 
+T = TypeVar("T")
 # Folders of the compiler, whose warnings about itself are left out.
 _COMPILER = ("torch/_dynamo/", "torch/_inductor/", "torch/_functorch/")
 
@@ -122,30 +125,34 @@ def run_float64(case: Case, device: torch.device, *, keep_casts: bool = True) ->
         return observe(case, program, program.model, around=mode), mode.saw_cast
 
 
+def _take_branch(
+    holds: bool | torch.Tensor, if_true: Callable[..., T], if_false: Callable[..., T], operands: Sequence[object] = ()
+) -> T:
+    """Take one branch of ``torch.cond``, which is a plain ``if`` by its documentation."""
+    return (if_true if holds else if_false)(*operands)
+
+
+CONDITION = ReplacedAttribute(
+    "torch._higher_order_ops.cond",
+    "cond_op",
+    optional=True,
+    unprobed="A torch without it has no float64 reference of gradients of conditions, which the report says.",
+)
+
+
 @contextlib.contextmanager
 def interpret_compiled_operators(case: Case) -> Iterator[None]:
-    """Run what compiles itself in eager mode (flex attention, conditions) operator by operator in the block."""
-    with interpret_flex_attention(differentiates=case.differentiates), _TakenBranches():
-        yield
+    """Run what compiles itself in eager mode (flex attention, conditions) operator by operator in the block.
 
-
-class _TakenBranches(TorchFunctionMode):
-    """``torch.cond`` as the plain ``if`` that it stands for, as its documentation puts it.
-
-    Of branches that dynamo has not captured, as under any dispatch mode, its own backward pass raises.
+    That is for runs under a dispatch mode, where dynamo captures nothing: of branches that it has not captured, the
+    backward pass of a condition raises.
     """
-
-    def __torch_function__(
-        self,
-        func: Callable[..., object],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> object:
-        if func is torch.ops.higher_order.cond and not kwargs:
-            holds, if_true, if_false, operands = args
-            return (if_true if holds else if_false)(*operands)
-        return func(*args, **(kwargs or {}))
+    plain = CONDITION.module in sys.modules and CONDITION.check_place() is None
+    with (
+        interpret_flex_attention(differentiates=case.differentiates),
+        CONDITION.replace(_take_branch) if plain else contextlib.nullcontext(),
+    ):
+        yield
 
 
 def observe(

@@ -59,6 +59,20 @@ def test_any_kind_of_guard_is_named(write_case, fault: GuardFault):
     assert report["verdict"] == "stale" and report["culprit"]["rewrite"] in fault.kinds
 
 
+def test_a_gradient_that_a_parameter_has_by_now_is_a_fact(write_case):
+    fault = GuardFault(
+        ("NONE_MATCH", "CONSTANT_MATCH"),
+        "the gradient of a parameter",
+        "self.weight = nn.Parameter(torch.ones(3))",
+        "return x + 1 if self.weight.grad is None else x * 3",
+        "    self.weight.grad = torch.ones(3)",
+    )
+    with fault.plant():
+        culprit = judge(write_case, fault.write_case())["culprit"]
+    assert culprit["rewrite"] in fault.kinds and culprit["necessary"]
+    assert culprit["details"]["between_calls"] == ["weight.grad: None, then float32 [3]"]
+
+
 def test_what_changed_between_the_calls_stands_in_the_answer(write_case):
     fault = next(fault for fault in FAULTS if fault.reads == "a global")
     with fault.plant():

@@ -10,19 +10,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypedDict, TypeVar, Unpack
 
+from torch import fx
+
 from fuzzcompile.compiler.compile_changes import Backend, CompileChange, GraphBreak, Veto
 from fuzzcompile.compiler.graph_text import diff_graphs, find_changed_nodes, list_user_lines
 from fuzzcompile.compiler.kernels.kernel_loops import find_definition
 from fuzzcompile.compiler.operators.decompositions import get_operator_family, is_mutating
-from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.compiler.session import Compilation, find_path
 from fuzzcompile.compiler.watch.ledger import Label
 from fuzzcompile.compiler.watch.rule_labels import get_family, is_vetoed
 from fuzzcompile.diagnosis.attribution.steps import Step, measure_steps, select_semantic_steps
 from fuzzcompile.diagnosis.oracle.judgement import largest_error
+from fuzzcompile.diagnosis.oracle.rounding import relative_change
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.model.contract import COMPILE
 from fuzzcompile.model.culprit_contract import AblationJson, CulpritJson, DetailsJson, FrameJson, WorkaroundJson
+from fuzzcompile.model.thresholds import NEARER_TO_NEIGHBOUR
 from fuzzcompile.model.verdicts import AGREEING, ERRORS, Verdict
+from fuzzcompile.run.observation import Value
 from fuzzcompile.run.pool.worker import say
 
 UNKNOWN = "unknown"
@@ -214,18 +220,30 @@ def _describe_step(step: Step) -> DetailsJson:
     """
     snapshots = step.record.snapshots
     before, after = snapshots[step.rewrite.before], snapshots[step.rewrite.after]
-    writes = [sum(is_mutating(node.target) for node in snapshot.graph.nodes) for snapshot in (before, after)]
+    writes = [sum(map(_writes_inside, snapshot.graph.nodes)) for snapshot in (before, after)]
     return {
         "direction": step.record.direction,
         "float64": step.float64,
         "native": step.native,
         "native_noise": step.native_noise,
         "changed": step.raised or step.metadata or step.stride,
-        # What moves values otherwise may share memory as well; where it writes in place, that is how it moves them.
-        "shares": step.alias if not step.is_semantic or writes[1] > writes[0] else None,
+        "shares": None if step.is_semantic else step.alias,
+        "writes in place": writes[1] > writes[0],
         "matched": list_user_lines(before, step.rewrite.nodes or find_changed_nodes(before, after)),
         "diff": "\n".join(diff_graphs(before, after)),
     }
+
+
+def _are_as_wrong(left: Value, right: Value, baseline: Value) -> bool:
+    """Return whether two values are much nearer to each other than to what they should be."""
+    apart, wrong = relative_change(left.value, right.value), relative_change(right.value, baseline.value)
+    return apart <= NEARER_TO_NEIGHBOUR * wrong and wrong > 0.0
+
+
+def _writes_inside(node: fx.Node) -> bool:
+    """Return whether a node writes to something else than a whole argument of the graph, whose last value that is."""
+    written = node.args[0] if node.args else None
+    return is_mutating(node.target) and isinstance(written, fx.Node) and written.op != "placeholder"
 
 
 @dataclass(frozen=True)
@@ -388,11 +406,10 @@ class Ablator(Divergence):
             if failing in ERRORS and self._lacks_failing_rewrite(trial):
                 return trial.observation.failure is None  # whatever is wrong behind it
             # Layout or sharing that differs besides is another matter than wrong values, and than an error.
-            if failing in ERRORS and verdict not in ERRORS and self._is_wrong_as_captured(trial):
-                return True
             if failing in ERRORS:
                 broken = any(isinstance(change, GraphBreak | Backend) for change in trial.how.changes)
-                return verdict is Verdict.METADATA or (verdict is Verdict.ALIASING and not broken)
+                besides = verdict is Verdict.METADATA or (verdict is Verdict.ALIASING and not broken)
+                return besides or (verdict.kind == "values" and self._is_wrong_as_captured(trial))
             parted = verdict is Verdict.ALIASING and any(change.parts_memory for change in trial.how.changes)
             return (verdict is Verdict.METADATA or parted) and failing.kind == "values"
         return not self.evidence.shows(trial)
@@ -404,12 +421,13 @@ class Ablator(Divergence):
         return failed is not None and any(is_vetoed(failed, names) for names in vetoed)
 
     def _is_wrong_as_captured(self, trial: Trial) -> bool:
-        """Return whether dynamo alone gets the same results wrong, so that what is left in ``trial`` is its fault."""
-        wrong, as_captured = (
-            {each.name for each in judged.comparisons if each.finding not in AGREEING}
-            for judged in (trial.judgement, self._captured.judgement)
-        )
-        return bool(wrong) and wrong <= as_captured
+        """Return whether dynamo alone gets the same results as wrong: what is left in ``trial`` is its fault."""
+        if find_path(self.experiments.case.settings, trial.how) != COMPILE:
+            return False
+        wrong = [each.name for each in trial.judgement.comparisons if each.finding not in AGREEING]
+        runs = (trial.observation, self._captured.observation, self.experiments.baseline)
+        found = [[value for run in runs if (value := run.index_by_name().get(name)) is not None] for name in wrong]
+        return bool(found) and all(len(values) == len(runs) and _are_as_wrong(*values) for values in found)
 
     @functools.cached_property
     def _captured(self) -> Trial:

@@ -100,9 +100,10 @@ def _prove_at_writes(ablator: Ablator, found: Found) -> Attribution | None:
     calls = {name: node.target for node in writes if (name := find_call_name(node)) is not None}
     if not 1 < len(calls) <= _MOST_WRITES or not ablator.is_repaired_by(GraphBreak(tuple(calls.items()))):
         return None
-    # Functionalization's own function is called at none of them, and a view is at fault whichever write it follows.
-    if found.culprit.source is not None or "written through" in found.culprit.details:
+    if found.culprit.source is not None:  # functionalization's own function is called at none of them
         return Attribution(replace(found.culprit, necessary=True, confidence="high"))
+    if "written through" in found.culprit.details:  # a view is at fault whichever of them it follows
+        return Attribution(replace(found.culprit, necessary=True, confidence="low"))
     # Of one write among several it says that it may be one of those at fault.
     return Attribution(replace(found.culprit, confidence="low"))
 
@@ -438,8 +439,8 @@ def _word_functional(
 
 def _reads_beyond(node: fx.Node, plain: NodeRun, functional: NodeRun) -> bool:
     """Return whether a view has other values though what it is a view of has not: it reads memory between or behind."""
-    source = node.args[0] if node.args else None
-    if not isinstance(source, fx.Node) or not all(map(is_view, plain.operators.get(node.name, ()))):
+    source, operators = node.args[0] if node.args else None, plain.operators.get(node.name)
+    if not isinstance(source, fx.Node) or not operators or not all(map(is_view, operators)):
         return False
     values = [run.values.get(source.name) for run in (plain, functional)]
     return all(isinstance(value, torch.Tensor) for value in values) and ways.measure_step(*values) <= SEMANTIC_STEP

@@ -398,7 +398,25 @@ def _prove_draws(ablator: Ablator, found: Found) -> Attribution | None:
     return ways.prove_without(ablator, found)
 
 
+def _find_saved(divergence: Divergence) -> Iterator[Found]:
+    """The inputs that are saved for the backward graph in place of what eager mode saves of them."""
+    for _, whole, _, second in _iter_cuts(divergence.trial.ledger):
+        given = {str(node.target) for node in list_placeholders(whole)}
+        saved = [str(node.target) for node in list_placeholders(second) if not is_tangent(node)]
+        if inputs := [name for name in saved if name in given]:
+            yield _word({"kind": "saved", "saved": inputs})
+            return
+
+
+def _meets_a_write(divergence: Divergence) -> bool:
+    failure = divergence.trial.observation.failure
+    return failure is not None and facts().errors.written_since in failure.message
+
+
 _OF_VALUES = attrgetter("is_of_values")
+SAVED = ways.Way(
+    "what the backward graph is given, which is written to in between", _find_saved, ways.prove_without, _meets_a_write
+)
 DRAWS = ways.Way("the random numbers of the joint graph, and of its parts", _find_draws, _prove_draws, _OF_VALUES)
 PARTS = ways.Way("the joint graph, and its parts", _compare_parts, ways.prove_without, _OF_VALUES)
 

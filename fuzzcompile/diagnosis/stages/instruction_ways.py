@@ -77,9 +77,10 @@ def _find_partings(ablator: Ablator) -> list[PartedInstruction]:
     first = [parted for eager in calls[:1] for parted in find_partings(eager, trace, raised)]
     if of_later:
         trace.tensors.replay(captured, sums=sums)
-    later = [parted for eager in reversed(calls[1:]) for parted in find_partings(eager, trace, raised)]
+    last, *others = [find_partings(eager, trace, raised) for eager in reversed(calls[1:])] or [[]]
+    rest = [parted for partings in others for parted in partings]
     # Against a trace of a later call, the first one may part for what has changed in between.
-    found = [*later, *first] if of_later and first else first or later
+    found = [*last, *first, *rest] if of_later else first or [*last, *rest]
     # What requires a gradient hangs on what was set.
     if first and found[0].kind != "gradient":
         return found

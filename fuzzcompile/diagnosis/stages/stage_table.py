@@ -31,7 +31,7 @@ FUNCTIONALIZATION = SideBySide(
 )
 DECOMPOSITION = SideBySide(stages.DECOMPOSITION, (_OPERATORS, _KERNELS, graph_ways.GRAPHS))
 FAKE_TENSOR = SideBySide(stages.FAKE_TENSOR, (_OPERATORS, graph_ways.METADATA))
-PARTITION = SideBySide(stages.PARTITION, (graph_ways.DRAWS, graph_ways.PARTS))
+PARTITION = SideBySide(stages.PARTITION, (graph_ways.SAVED, graph_ways.DRAWS, graph_ways.PARTS))
 
 # Stages whose passes rewrite a graph: at torch level, before it is differentiated; at ATen level, before it is cut into
 # forward and backward; under ``freezing``, of a graph whose parameters become constants; before it is lowered.

@@ -7,6 +7,7 @@ import difflib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,34 +51,31 @@ def run_calls_eagerly(
     """Run the program in eager mode, each call of its model, or the first ones, in a context; what these yield."""
     program, entered = build(experiments.case, experiments.device), list[Any]()
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if most is not None and len(entered) >= most:
-            return program.model(*args, **kwargs)
+            return original(*args, **kwargs)
         with context() as yielded:
             entered.append(yielded)
-            return program.model(*args, **kwargs)
+            return original(*args, **kwargs)
 
-    runs.observe(experiments.case, program, _CalledModel(program.model, call))
+    def call_function(*args: Any, **kwargs: Any) -> Any:
+        return call(program.model, *args, **kwargs)
+
+    module = program.model if isinstance(program.model, torch.nn.Module) else None
+    if module is not None:
+        module.__class__ = _watch_calls(type(module), call)
+    runs.observe(experiments.case, program, call_function if module is None else module)
     return entered
 
 
-class _CalledModel:
-    """A model that is called through a function; what the program sets on it between its calls is set on the model."""
+def _watch_calls(kind: type[torch.nn.Module], call: Callable[..., Any]) -> type[torch.nn.Module]:
+    """A class of modules whose calls go through ``call``; what a program sets on one between its calls stays there."""
 
-    def __init__(self, model: Callable[..., object], call: Callable[..., object]) -> None:
-        self.__dict__.update(_model=model, _call=call)
+    def call_module(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return call(partial(kind.__call__, self), *args, **kwargs)
 
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        return self._call(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        setattr(self._model, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(self._model, name)
+    names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(kind.__name__, (kind,), {**names, "__call__": call_module})
 
 
 def run_first_eagerly(experiments: Experiments, context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Any:

@@ -229,6 +229,7 @@ class ErrorFacts(FactTable, frozen=True):
     converting_file: str
     planning: frozenset[str]
     not_reached: str
+    written_since: str
 
 
 class DesignedBranch(FactTable, frozen=True):
