@@ -411,6 +411,8 @@ class Ablator(Divergence):
                 besides = verdict is Verdict.METADATA or (verdict is Verdict.ALIASING and not broken)
                 return besides or (verdict.kind == "values" and self._is_wrong_as_captured(trial))
             parted = verdict is Verdict.ALIASING and any(change.parts_memory for change in trial.how.changes)
+            if verdict is Verdict.METADATA and failing is Verdict.ALIASING:
+                return True  # what shares memory otherwise would be the verdict
             return (verdict is Verdict.METADATA or parted) and failing.kind == "values"
         return not self.evidence.shows(trial)
 

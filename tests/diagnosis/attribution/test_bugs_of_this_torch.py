@@ -491,6 +491,28 @@ def test_what_raises_is_proved_though_dynamo_gets_something_else_wrong(write_cas
     assert report["workaround"] is None  # what does not raise gives wrong values
 
 
+SHARED_BESIDE_A_SHAPE = """
+import torch
+
+def program(x):
+    every = torch.all(x, dim=(), keepdim=False)
+    return x * torch.full((4,), 1, dtype=torch.int32), every
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(3, 4),)
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="both faults hang on the torch")
+def test_shared_memory_is_proved_though_a_shape_is_wrong_too(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(SHARED_BESIDE_A_SHAPE)), torch.device("cpu")).to_json()
+    culprit = report["culprit"]
+    assert {output["finding"] for output in report["evidence"]["outputs"]} == {"alias", "shape"}
+    assert (report["verdict"], culprit["rewrite"]) == ("aliasing", "constant_fold_uniform_value")
+    assert culprit["necessary"] is True
+
+
 DECIDED_BY_ROUNDING = """
 import torch
 
