@@ -117,6 +117,12 @@ class Backend(_NameChange):
     form, said = "backend={}", MappingProxyType({"": 'torch.compile(..., backend="{}")'})
 
 
+# Nothing behind dynamo: its graphs run as they were captured.
+CAPTURE_ONLY = Backend("eager")
+# Nothing behind AOTAutograd: its graphs run on the kernels of eager mode.
+TRACE_ONLY = Backend("aot_eager")
+
+
 class CompileMode(_NameChange):
     """Another mode of ``torch.compile`` than the case's own, whose options stay."""
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from torch import fx
 
 from fuzzcompile.compiler.compile_changes import (
+    CAPTURE_ONLY,
     CASTS,
     KEPT_CASTS,
     Backend,
@@ -54,7 +55,6 @@ from fuzzcompile.diagnosis.stages.stage_table import (
     look_at_sides,
     look_in_order,
 )
-from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY
 from fuzzcompile.model.contract import AOTI, COMPILE, EXPORT, PATHS
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
@@ -114,7 +114,7 @@ def _find_first(ablator: Ablator, candidates: Iterator[CompileChange], *, screen
             return None
         tried += 1
         trial, repaired = ablator.attempt(replace(how, timed=True), text)
-        if repaired and not (trial.judgement.verdict.is_bug and trial.judgement.verdict.kind == "values"):
+        if repaired and trial.judgement.verdict.kind != "values":  # else an error is gone, and wrong values are left
             base = ablator.experiments.counts.runtime
             ratio = trial.runtime / base if trial.runtime is not None and base else None
             if isinstance(candidate, OmittedPass):

@@ -223,14 +223,14 @@ def _decide_within_rounding(experiments: Experiments, trial: Trial, semantic: Se
 
 def _measure_sensitivity(experiments: Experiments) -> float:
     """The most by which a perturbed eager run moves a result, in units of its size; of another form, or NaN, not."""
-    eager = experiments.runs.eager.index_by_name()
-    moved = (
-        relative_change(eager[value.name].value, value.value)
-        for run in experiments.noisy
-        for value in run.values
-        if value.is_tensor and value.name in eager and eager[value.name].is_tensor
-    )
+    moved = (change for run in experiments.noisy for change in _measure_changes(experiments.runs.eager, run))
     return max(filter(math.isfinite, moved), default=0.0)
+
+
+def _measure_changes(before: Observation, after: Observation) -> Iterator[float]:
+    """How far the values that both runs have are apart, in units of their size."""
+    left, right = before.index_by_name(), after.index_by_name()
+    return (relative_change(left[name].value, right[name].value) for name in left.keys() & right.keys())
 
 
 def _decide_casts(experiments: Experiments, judged: Decision) -> Decision:
@@ -252,9 +252,7 @@ def _has_other_kernel(experiments: Experiments, trial: Trial, boundary: Boundary
         return False
     captured = [frame.find_record(PRE_GRAD) for frame in trial.ledger.frames if frame.index == boundary.frame]
     calls = [call for record in captured if record is not None for call in record.snapshots[-1].operator_names]
-    eager, compiled = experiments.baseline.index_by_name(), trial.observation.index_by_name()
-    pairs = [(eager[name].value, compiled[name].value) for name in eager.keys() & compiled.keys()]
-    apart = max((relative_change(before, after) for before, after in pairs), default=float("inf"))
+    apart = max(_measure_changes(experiments.baseline, trial.observation), default=float("inf"))
     return apart < NATIVE_SHARE * boundary.step and any("scaled_dot_product" in call for call in calls)
 
 

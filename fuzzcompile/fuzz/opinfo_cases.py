@@ -17,9 +17,9 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fuzzcompile.compiler.operators.decompositions import leaves_unwritten
 from fuzzcompile.fuzz.opinfo_cells import DTYPES, LONGER, SAMPLES, CellSource, OpInfoCell, OpInfoOperator, SizeClass
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
-from fuzzcompile.model.facts import facts
 from fuzzcompile.model.templates import get_template
 from fuzzcompile.programs.ir.case_source import format_literal
 from fuzzcompile.run.device import seed_everything
@@ -418,7 +418,7 @@ class _ZeroedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
     ) -> object:
         result = func(*args, **(kwargs or {}))
-        if func._schema.name.rpartition("::")[2] in facts().operators.uninitialised:
+        if leaves_unwritten(func):
             result.zero_()
         return result
 

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import itertools
 import json
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -412,6 +411,5 @@ def interpret_flex_attention(*, differentiates: bool) -> Iterator[None]:
     In eager mode it compiles itself for a backend that only runs operators, which no dispatch mode may surround. With
     gradients it stays as it is: torch says that it may be wrong otherwise.
     """
-    loaded = FLEX.module in sys.modules and FLEX.check_place() is None
-    with FLEX.replace(True) if loaded and not differentiates else contextlib.nullcontext():
+    with contextlib.nullcontext() if differentiates else FLEX.replace_if_loaded(True):
         yield

@@ -7,7 +7,6 @@ import hashlib
 import math
 import random
 import re
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -147,11 +146,8 @@ def interpret_compiled_operators(case: Case) -> Iterator[None]:
     That is for runs under a dispatch mode, where dynamo captures nothing: of branches that it has not captured, the
     backward pass of a condition raises.
     """
-    plain = CONDITION.module in sys.modules and CONDITION.check_place() is None
-    with (
-        interpret_flex_attention(differentiates=case.differentiates),
-        CONDITION.replace(_take_branch) if plain else contextlib.nullcontext(),
-    ):
+    flex_attention = interpret_flex_attention(differentiates=case.differentiates)
+    with flex_attention, CONDITION.replace_if_loaded(_take_branch):
         yield
 
 

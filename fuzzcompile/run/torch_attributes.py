@@ -94,6 +94,11 @@ class ReplacedAttribute(Attribute):
         """The full name of the attribute."""
         return f"{self.module}.{self.attribute}"
 
+    def replace_if_loaded(self, value: object) -> contextlib.AbstractContextManager[None]:
+        """The same, where this torch has the place and the process has loaded it; else nothing."""
+        there = self.module in sys.modules and self.check_place() is None
+        return self.replace(value) if there else contextlib.nullcontext()
+
     def name_member(self, name: str) -> ReplacedAttribute:
         """The attribute ``name`` of a family."""
         return dataclasses.replace(self, attribute=name)

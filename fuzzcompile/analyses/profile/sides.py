@@ -21,7 +21,7 @@ from fuzzcompile.analyses.profile.taps import (
     tapped,
     watched,
 )
-from fuzzcompile.compiler.compile_changes import Backend, CompileMode, Veto
+from fuzzcompile.compiler.compile_changes import TRACE_ONLY, CompileMode, Veto
 from fuzzcompile.compiler.session import Compilation, list_modes, open_plain_session, open_session
 from fuzzcompile.model.errors import FuzzcompileError
 from fuzzcompile.run.arithmetic_modes import Float64Mode
@@ -70,7 +70,7 @@ class Side:
         """Return the compilation of a compiled side, with these rewrites refused."""
         if self.kind == "inductor":
             return Compilation((Veto(vetoes), *([CompileMode(self.argument)] if self.argument else [])))
-        return Compilation((Veto(vetoes), Backend("aot_eager")), record=False)
+        return Compilation((Veto(vetoes), TRACE_ONLY), record=False)
 
     def attention(self) -> contextlib.AbstractContextManager[object]:
         """A context in which attention takes the kernel of this side, if it names one."""

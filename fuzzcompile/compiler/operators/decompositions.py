@@ -20,6 +20,7 @@ import torch
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.torch_patch import Function
 from fuzzcompile.compiler.watch.unseen import Unseen
+from fuzzcompile.model.facts import facts
 from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
 if TYPE_CHECKING:
@@ -164,6 +165,11 @@ def get_operator_family(name: str) -> str:
 def is_mutating(operator: object) -> bool:
     """Return whether an operator writes to an argument; what has no schema does not."""
     return bool(getattr(getattr(operator, "_schema", None), "is_mutable", False))
+
+
+def leaves_unwritten(operator: object) -> bool:
+    """Return whether an operator gives memory that nobody has written to: its values are any."""
+    return get_operator_family(str(operator)) in facts().operators.uninitialised
 
 
 def is_view(operator: object) -> bool:

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch.utils import _pytree as pytree
 
-from fuzzcompile.compiler.operators.decompositions import ChosenOperators, find_functional_form, find_operator
+from fuzzcompile.compiler.operators.decompositions import (
+    ChosenOperators,
+    find_functional_form,
+    find_operator,
+    leaves_unwritten,
+)
 from fuzzcompile.compiler.watch.torch_patch import Function, IntendedError
 from fuzzcompile.model.facts import facts
 from fuzzcompile.run.arithmetic_modes import Float64Mode
@@ -208,11 +213,10 @@ def compare_contiguous(
     and in those that take a place in a storage to read from.
     """
     schema = operator._schema
-    draws = is_drawing(operator, args, kwargs)
-    named = schema.name.rpartition("::")[2] in facts().operators.uninitialised
     told = any(argument.name == "storage_offset" for argument in schema.arguments)
     aliased = any(value.alias_info is not None for value in (*schema.arguments, *schema.returns))
-    if draws or named or told or aliased or all(map(is_contiguous, pytree.tree_leaves((args, kwargs)))):
+    may_matter = is_drawing(operator, args, kwargs) or leaves_unwritten(operator) or told or aliased
+    if may_matter or all(map(is_contiguous, pytree.tree_leaves((args, kwargs)))):
         return None
 
     def call(*args: object, **kwargs: object) -> object:

@@ -23,7 +23,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.functional_run import OperatorMode
-from fuzzcompile.compiler.operators.decompositions import find_decomposition, get_operator_family
+from fuzzcompile.compiler.operators.decompositions import find_decomposition, get_operator_family, leaves_unwritten
 from fuzzcompile.compiler.operators.operator_application import (
     Arguments,
     is_contiguous,
@@ -314,7 +314,7 @@ def is_comparable(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any],
     tensors = _list_tensors((args, kwargs))
     if not tensors or is_drawing(func, args, kwargs):
         return False
-    if get_operator_family(str(func)) in _FACTS.uninitialised:
+    if leaves_unwritten(func):
         return False
     aliases = (returned.alias_info for returned in func._schema.returns)
     if not views and any(alias is not None and not alias.is_write for alias in aliases):

@@ -12,7 +12,7 @@ from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from torch import fx
 
-from fuzzcompile.compiler.compile_changes import Backend, CompileChange, GraphBreak, Veto
+from fuzzcompile.compiler.compile_changes import CAPTURE_ONLY, Backend, CompileChange, GraphBreak, Veto
 from fuzzcompile.compiler.graph_text import diff_graphs, find_changed_nodes, list_user_lines
 from fuzzcompile.compiler.kernels.kernel_loops import find_definition
 from fuzzcompile.compiler.operators.decompositions import get_operator_family, is_mutating
@@ -310,6 +310,11 @@ class Divergence:
         """Return whether values are wrong, if only in float64."""
         return self.verdict.kind == "values" or not self.verdict.is_bug
 
+    def raises(self, words: str) -> bool:
+        """Return whether the compiler or the program raises an error that says so."""
+        failure = self.trial.observation.failure
+        return failure is not None and words in failure.message
+
     @property
     def config(self) -> Mapping[str, object]:
         """Entries of Inductor's config that the failing compile ran under."""
@@ -410,10 +415,10 @@ class Ablator(Divergence):
                 broken = any(isinstance(change, GraphBreak | Backend) for change in trial.how.changes)
                 besides = verdict is Verdict.METADATA or (verdict is Verdict.ALIASING and not broken)
                 return besides or (verdict.kind == "values" and self._is_wrong_as_captured(trial))
+            if verdict is Verdict.METADATA:  # what shares memory otherwise would be the verdict
+                return failing is Verdict.ALIASING or failing.kind == "values"
             parted = verdict is Verdict.ALIASING and any(change.parts_memory for change in trial.how.changes)
-            if verdict is Verdict.METADATA and failing is Verdict.ALIASING:
-                return True  # what shares memory otherwise would be the verdict
-            return (verdict is Verdict.METADATA or parted) and failing.kind == "values"
+            return parted and failing.kind == "values"
         return not self.evidence.shows(trial)
 
     def _lacks_failing_rewrite(self, trial: Trial) -> bool:
@@ -433,7 +438,7 @@ class Ablator(Divergence):
 
     @functools.cached_property
     def _captured(self) -> Trial:
-        return self.run_trial(replace(self.how.under(Backend("eager")), record=False))
+        return self.run_trial(replace(self.how.under(CAPTURE_ONLY), record=False))
 
     def fails_alike(self, trial: Trial) -> bool:
         """Return whether ``trial`` fails in the way that the failing one does."""

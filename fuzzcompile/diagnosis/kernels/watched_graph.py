@@ -16,7 +16,7 @@ from torch import fx
 from fuzzcompile.compiler.graph_replay import NodeValues, compute_values, list_random_calls, replay_graph
 from fuzzcompile.compiler.kernels.ir_evaluation import NOT_FOLLOWED, GraphEvaluation, map_buffers_to_nodes
 from fuzzcompile.compiler.kernels.lowering_control import parse_operator
-from fuzzcompile.compiler.operators.decompositions import get_operator_family, is_mutating
+from fuzzcompile.compiler.operators.decompositions import get_operator_family, is_mutating, leaves_unwritten
 from fuzzcompile.compiler.watch.ledger import (
     GraphCall,
     Kernel,
@@ -31,7 +31,6 @@ from fuzzcompile.diagnosis.kernels.code_generators import CodeGenerator, CodeSou
 from fuzzcompile.diagnosis.oracle.judgement import compare
 from fuzzcompile.diagnosis.oracle.rounding import changes_meaning, relative_change
 from fuzzcompile.model.culprit_contract import DetailsJson
-from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import POST_GRAD
 from fuzzcompile.model.thresholds import KERNEL_FACTOR, NOISE_SEEDS, SEMANTIC_STEP
 from fuzzcompile.model.verdicts import Comparison
@@ -262,8 +261,7 @@ class WatchedGraph:
         exact, tainted, roots = self.interpret(double=True), set[fx.Node](), list[tuple[str, T]]()
         for node in self.lowered.snapshot.graph.nodes:
             known = node.name in self.lowered.labels and isinstance(exact.get(node.name), torch.Tensor)
-            known = known and get_operator_family(str(node.target)) not in facts().operators.uninitialised
-            evidence = measure(node.name) if known else None
+            evidence = measure(node.name) if known and not leaves_unwritten(node.target) else None
             inherits = any(source in tainted for source in node.all_input_nodes)
             if evidence is not None and not inherits:
                 root = self._find_lost_write(node) or node

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from fuzzcompile.compiler.compile_changes import CompileChange, ContiguousOperands, MetadataFromKernel, Undecomposed
 from fuzzcompile.compiler.operators.decompositions import (
     find_functional_form,
+    leaves_unwritten,
     list_forms_called,
     read_decomposition_table,
 )
@@ -39,7 +40,6 @@ from fuzzcompile.diagnosis.attribution.steps import find_inputs, list_placeholde
 from fuzzcompile.diagnosis.oracle import rounding
 from fuzzcompile.diagnosis.stages.ways import Found, Pair, PartedStep, Way, iter_captured, prove_at_call, prove_in_turn
 from fuzzcompile.model.culprit_contract import AtenKernelJson, DetailsJson, KernelFault, KernelInputJson
-from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DECOMPOSITION, DYNAMO, FAKE_TENSOR, FUNCTIONALIZATION, JOINT_GRAPH, LOWERING
 from fuzzcompile.model.thresholds import NOISE_SEEDS, OTHER_NUMBERS, ROUNDING_FACTOR, SEMANTIC_STEP
 from fuzzcompile.model.verdicts import ERRORS, HARMLESS, VALUES, Verdict
@@ -174,7 +174,7 @@ def _measure_results(pair: Pair[Application]) -> OperatorStep | None:
         if kernel.state is None or other.state is None or torch.equal(kernel.state, other.state):
             return None
         return PartedStep(pair, "numbers", None, *ANOTHER_STATE)
-    if application.operator._schema.name.rpartition("::")[2] in facts().operators.uninitialised:
+    if leaves_unwritten(application.operator):
         return None  # what was not written is anything
     return measure_outcomes(pair, kernel, other, application.compute_in_float64(), partial(_measure_noise, application))
 

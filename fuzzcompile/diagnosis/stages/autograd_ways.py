@@ -18,7 +18,7 @@ from fuzzcompile.compiler.functional_run import SEEDS, NodeRun, find_lossy_views
 from fuzzcompile.compiler.graph_breaks import find_call_name, find_captured_calls
 from fuzzcompile.compiler.graph_replay import list_drawing_nodes
 from fuzzcompile.compiler.kernels.kernel_loops import find_definition
-from fuzzcompile.compiler.operators.decompositions import get_operator_family, is_mutating, is_view
+from fuzzcompile.compiler.operators.decompositions import get_operator_family, is_mutating, is_view, leaves_unwritten
 from fuzzcompile.compiler.operators.operator_crossref import ComparedCall, compare_paths
 from fuzzcompile.compiler.watch import aot_autograd
 from fuzzcompile.compiler.watch.ledger import Snapshot
@@ -298,8 +298,8 @@ def _compare_functional(divergence: Divergence) -> Iterator[ways.Sides[str]]:
     for captured in ways.iter_captured(divergence.trial.ledger, calls=CAPTURED_CALLS):
         draws = bool(list_drawing_nodes(captured.record.snapshots[-1]))
         for seed in SEEDS if draws else SEEDS[:1]:
-            runs = (_run_both(captured, seed, double=double, strided=strided) for double in (True, False))
-            sides = next(filter(None, runs), None)
+            run_both = partial(_run_both, captured, seed, strided=strided)
+            sides = run_both(double=True) or run_both(double=False)
             if sides is None:
                 break  # what does not run under one seed runs under none
             yield sides
@@ -453,14 +453,9 @@ def _is_written(node: fx.Node, run: NodeRun) -> bool:
 def _is_hollow(node: fx.Node, run: NodeRun, hollow: Collection[fx.Node]) -> bool:
     """Return whether a node makes uninitialised memory, or a view of that which is not written to."""
     called = run.operators.get(node.name, [])
-    if any(get_operator_family(str(operator)) in facts().operators.uninitialised for operator in called):
+    if any(map(leaves_unwritten, called)):
         return True
     return bool(called) and all(map(is_view, called)) and bool(node.args) and node.args[0] in hollow
-
-
-def _misses_a_gradient(divergence: Divergence) -> bool:
-    failure = divergence.trial.observation.failure
-    return failure is not None and facts().errors.not_reached in failure.message
 
 
 _ANALYSIS = ways.Way("AOTAutograd's analysis, and a run", _find_contradictions, _prove_at_writes, most=3)
@@ -470,7 +465,12 @@ AOT_AUTOGRAD = (
     ways.Way(
         "what AOTAutograd raises", _find_raising, _prove_at_writes, attrgetter("trial.observation.failure"), most=3
     ),
-    ways.Way("outputs from which autograd reaches others", _find_joined, prove_at_call, _misses_a_gradient),
+    ways.Way(
+        "outputs from which autograd reaches others",
+        _find_joined,
+        prove_at_call,
+        lambda seen: seen.raises(facts().errors.not_reached),
+    ),
     ways.Way("random calls of a program, and of its operators", _find_lost_draws, prove_at_call),
     ways.Way("tangents, and their copies", _find_tangents, ways.prove_without),
     ways.Way("dynamo's graph, and the same without in-place writes", _compare_functional, _prove_at_writes),

@@ -18,7 +18,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from fuzzcompile.compiler.compile_changes import DistinctOutputs, InductorSettings, MetadataFromKernel
+from fuzzcompile.compiler.compile_changes import (
+    CAPTURE_ONLY,
+    TRACE_ONLY,
+    DistinctOutputs,
+    InductorSettings,
+    MetadataFromKernel,
+)
 from fuzzcompile.compiler.functional_run import is_bound_to_capture, run_eagerly
 from fuzzcompile.compiler.graph_replay import (
     ReplayResult,
@@ -43,7 +49,7 @@ from fuzzcompile.diagnosis.operators.operator_ways import OPERATORS, check_opera
 from fuzzcompile.diagnosis.oracle import rounding
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
 from fuzzcompile.diagnosis.stages import ways
-from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY, TRACE_ONLY, Found
+from fuzzcompile.diagnosis.stages.ways import Found
 from fuzzcompile.model import stages
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
@@ -408,14 +414,12 @@ def _find_saved(divergence: Divergence) -> Iterator[Found]:
             return
 
 
-def _meets_a_write(divergence: Divergence) -> bool:
-    failure = divergence.trial.observation.failure
-    return failure is not None and facts().errors.written_since in failure.message
-
-
 _OF_VALUES = attrgetter("is_of_values")
 SAVED = ways.Way(
-    "what the backward graph is given, which is written to in between", _find_saved, ways.prove_without, _meets_a_write
+    "what the backward graph is given, which is written to in between",
+    _find_saved,
+    ways.prove_without,
+    lambda seen: seen.raises(facts().errors.written_since),
 )
 DRAWS = ways.Way("the random numbers of the joint graph, and of its parts", _find_draws, _prove_draws, _OF_VALUES)
 PARTS = ways.Way("the joint graph, and its parts", _compare_parts, ways.prove_without, _OF_VALUES)

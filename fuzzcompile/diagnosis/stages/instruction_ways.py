@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fuzzcompile.compiler.compile_changes import InstructionLeftOut, WatchedInstructions
+from fuzzcompile.compiler.compile_changes import CAPTURE_ONLY, InstructionLeftOut, WatchedInstructions
 from fuzzcompile.compiler.instructions import (
     InstructionTrace,
     PartedInstruction,
@@ -15,7 +16,7 @@ from fuzzcompile.compiler.instructions import (
 )
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit
 from fuzzcompile.diagnosis.stages.tracing_ways import run_calls_eagerly
-from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY, iter_captured
+from fuzzcompile.diagnosis.stages.ways import iter_captured
 from fuzzcompile.diagnosis.trials.experiments import run_compiled
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
@@ -77,10 +78,9 @@ def _find_partings(ablator: Ablator) -> list[PartedInstruction]:
     first = [parted for eager in calls[:1] for parted in find_partings(eager, trace, raised)]
     if of_later:
         trace.tensors.replay(captured, sums=sums)
-    last, *others = [find_partings(eager, trace, raised) for eager in reversed(calls[1:])] or [[]]
-    rest = [parted for partings in others for parted in partings]
+    later = [find_partings(eager, trace, raised) for eager in reversed(calls[1:])]
     # Against a trace of a later call, the first one may part for what has changed in between.
-    found = [*last, *first, *rest] if of_later else first or [*last, *rest]
+    found = list(itertools.chain(*later[:1], first, *later[1:])) if of_later else first or list(itertools.chain(*later))
     # What requires a gradient hangs on what was set.
     if first and found[0].kind != "gradient":
         return found

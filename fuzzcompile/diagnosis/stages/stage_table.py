@@ -7,6 +7,7 @@ from enum import Enum
 from functools import partial
 from typing import NamedTuple
 
+from fuzzcompile.compiler.compile_changes import CAPTURE_ONLY, TRACE_ONLY
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution
 from fuzzcompile.diagnosis.kernels.kernel_proofs import prove_templates, search_behind_graphs
 from fuzzcompile.diagnosis.operators import operator_ways as operators
@@ -16,7 +17,7 @@ from fuzzcompile.diagnosis.stages.graph_passes import Ground, RewritingStage, pr
 from fuzzcompile.diagnosis.stages.ignored_modes import prove_ignored_mode
 from fuzzcompile.diagnosis.stages.instruction_ways import prove_instruction
 from fuzzcompile.diagnosis.stages.own_settings import prove_own_setting
-from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY, TRACE_ONLY, SideBySide, Stage, Way, doubt, prove_without
+from fuzzcompile.diagnosis.stages.ways import SideBySide, Stage, Way, doubt, prove_without
 from fuzzcompile.model import stages
 
 # Stages whose input is run beside what they make of it, each way in the order of looking.

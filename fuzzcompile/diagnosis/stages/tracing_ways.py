@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
-from fuzzcompile.compiler.compile_changes import BypassedNodes, GraphBreak
+from fuzzcompile.compiler.compile_changes import CAPTURE_ONLY, BypassedNodes, GraphBreak
 from fuzzcompile.compiler.functional_run import run_eagerly
 from fuzzcompile.compiler.graph_breaks import find_handler, find_numpy_name, resolve_call
 from fuzzcompile.compiler.graph_replay import list_random_calls
@@ -31,7 +31,7 @@ from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culp
 from fuzzcompile.diagnosis.operators.operator_ways import iter_program_lines
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
 from fuzzcompile.diagnosis.stages import ways
-from fuzzcompile.diagnosis.stages.ways import CAPTURE_ONLY, Found
+from fuzzcompile.diagnosis.stages.ways import Found
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.evidence import EFFECT, ObservableName
@@ -61,15 +61,16 @@ def run_calls_eagerly(
     def call_function(*args: Any, **kwargs: Any) -> Any:
         return call(program.model, *args, **kwargs)
 
-    module = program.model if isinstance(program.model, torch.nn.Module) else None
-    if module is not None:
-        module.__class__ = _watch_calls(type(module), call)
-    runs.observe(experiments.case, program, call_function if module is None else module)
+    model: Callable[..., object] = call_function
+    if isinstance(program.model, torch.nn.Module):  # a program may set something on it between its calls
+        model = program.model
+        model.__class__ = _watch_calls(type(model), call)
+    runs.observe(experiments.case, program, model)
     return entered
 
 
 def _watch_calls(kind: type[torch.nn.Module], call: Callable[..., Any]) -> type[torch.nn.Module]:
-    """A class of modules whose calls go through ``call``; what a program sets on one between its calls stays there."""
+    """A class of modules like another one whose calls go through ``call``."""
 
     def call_module(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         return call(partial(kind.__call__, self), *args, **kwargs)

@@ -29,10 +29,6 @@ from fuzzcompile.model.verdicts import Verdict
 
 _MAX_CALLS = 2
 _FORMS = (Verdict.METADATA, Verdict.ALIASING)
-# Nothing behind dynamo: its graphs run as they were captured.
-CAPTURE_ONLY = Backend("eager")
-# Nothing behind AOTAutograd: its graphs run on the kernels of eager mode.
-TRACE_ONLY = Backend("aot_eager")
 MAX_SUSPECTS = 4
 """Suspects that are tried one by one."""
 

@@ -11,7 +11,14 @@ from typing import Self
 
 import torch
 
-from fuzzcompile.compiler.compile_changes import KEPT_CASTS, Backend, CompileMode, CompilePath, InductorSettings
+from fuzzcompile.compiler.compile_changes import (
+    KEPT_CASTS,
+    TRACE_ONLY,
+    Backend,
+    CompileMode,
+    CompilePath,
+    InductorSettings,
+)
 from fuzzcompile.compiler.session import (
     Compilation,
     CompileSession,
@@ -197,7 +204,7 @@ class Experiments:
     def _baseline_how(self) -> Compilation | None:
         """How the baseline is compiled; None for one that is not."""
         if self.against == "aot_eager":
-            return Compilation((Backend("aot_eager"),), record=False)
+            return Compilation((TRACE_ONLY,), record=False)
         if self.against in (EXPORT, AOTI):
             how = self._first_how.without(Backend).under(CompilePath(self.against))
         elif self.against in BASELINES:
