@@ -20,6 +20,7 @@ from fuzzcompile.corpus.records import public_id
 from fuzzcompile.model.severity import Severity, rank, rate_severity
 from fuzzcompile.model.signatures import (
     agree,
+    can_show_as,
     drop_fingerprint,
     is_provisional,
     is_unproved,
@@ -42,8 +43,8 @@ def find_finding(session: Session, signature: str, report: ReportJson | None = N
     """The finding that a report of this signature is a hit of; None if it is a new one.
 
     With the report, an error is a hit of a finding at the same place that raises alike, whatever the causes are called.
-    Else a coarse signature is a hit of the only refined one of its place; where there are several, that is not decided
-    until the case has been minimized.
+    Else a coarse signature is a hit of the only refined one of its place, unless that is of a symptom that the report
+    does not have; where there are several, that is not decided until the case has been minimized.
     """
     exact = session.scalar(select(FindingRow).where(FindingRow.signature == signature))
     if exact is not None:
@@ -56,7 +57,9 @@ def find_finding(session: Session, signature: str, report: ReportJson | None = N
     near = [
         row
         for row in rows
-        if cause in (None, parse_fingerprint(row.signature)) and agree(renew(row.signature), signature)
+        if cause in (None, parse_fingerprint(row.signature))
+        and agree(renew(row.signature), signature)
+        and (report is None or cause is not None or can_show_as(row.signature, report["verdict"]))
     ]
     if near:
         return near[0] if len(near) == 1 else None

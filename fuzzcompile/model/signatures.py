@@ -61,6 +61,10 @@ def parse_fingerprint(signature: str) -> str | None:
 # What is the matter with a result, where one place in the compiler is one bug whatever change of the program avoids it.
 SHARING, LAYOUT, DTYPE, MARK, OVERLAP = "sharing", "layout", "dtype", "requires_grad", "overlap"
 LOST, MADE = "nonfinite lost", "nonfinite made"
+_SHOWS_AS = {
+    **dict.fromkeys((LAYOUT, DTYPE, MARK), Verdict.METADATA),
+    **dict.fromkeys((LOST, MADE), Verdict.NONFINITE),
+}
 
 
 def find_symptom(verdict: str, outputs: Iterable[OutputJson], details: DetailsJson) -> str | None:
@@ -111,6 +115,11 @@ def _is_right_elsewhere(output: OutputJson) -> bool:
 
 def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
+
+
+def can_show_as(signature: str, verdict: str) -> bool:
+    """Return whether a report of the verdict without a fingerprint may be of the bug: not if a symptom is all of it."""
+    return _SHOWS_AS.get(parse_fingerprint(signature) or "", verdict) == verdict
 
 
 def is_provisional(signature: str) -> bool:

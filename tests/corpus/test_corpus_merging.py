@@ -43,7 +43,7 @@ def test_one_that_was_not_confirmed_settles_nothing(store: Store) -> None:
 
 @pytest.mark.parametrize("coarse", ["F3", "F4"])
 def test_what_gets_the_same_signature_is_one_finding(store: Store, coarse: str) -> None:
-    for cause in (DTYPE, f"{PLACE}:layout"):
+    for cause in (f"{PLACE}:sum(keepdim)", f"{PLACE}:sum(dtype)"):
         found(store, cause, cause)
     for signature, source in zip((PLACE, AXIS) if coarse == "F3" else (AXIS, PLACE), ("a\n", "bb\n"), strict=True):
         found(store, signature, source)
@@ -60,9 +60,9 @@ def test_what_gets_the_same_signature_is_one_finding(store: Store, coarse: str) 
 
 def test_an_id_is_never_given_again(store: Store) -> None:
     found(store, AXIS, "a\n")
-    found(store, DTYPE, "b\n")
+    found(store, f"{PLACE}:sum(keepdim)", "b\n")
     found(store, PLACE, "c\n")
-    assert reduced(store, "F3", DTYPE).merged == (3,)
+    assert reduced(store, "F3", f"{PLACE}:sum(keepdim)").merged == (3,)
     assert found(store, "lowering:CppCompileError:no", "d\n") == "F4"
     with pytest.raises(UsageError):
         store.finding("F5")
@@ -80,11 +80,20 @@ def test_a_chain_of_merges_resolves_to_what_is_left(store: Store) -> None:
 def test_a_coarse_hit_belongs_to_the_only_cause_of_its_place(store: Store) -> None:
     found(store, AXIS, "a\n")
     assert found(store, PLACE, "b\n") == "F1"
-    found(store, DTYPE, "c\n")
+    found(store, f"{PLACE}:sum(keepdim)", "c\n")
     assert found(store, PLACE, "d\n") == "F3", "either could be meant"
     assert found(store, PLACE, "e\n") == "F3"
     assert found(store, f"{PLACE}_more", "f\n") == "F4", "another place that begins alike"
     assert found(store, AXIS, "g\n") == "F1"
+
+
+@pytest.mark.parametrize(
+    ("symptom", "verdict"), [("layout", "metadata"), ("dtype", "metadata"), ("nonfinite lost", "nonfinite")]
+)
+def test_a_coarse_hit_is_not_of_a_symptom_that_it_does_not_have(store: Store, symptom: str, verdict: str) -> None:
+    found(store, f"{PLACE}:{symptom}", "a\n", verdict=verdict)
+    assert found(store, PLACE, "b\n", verdict=verdict) == "F1"
+    assert found(store, PLACE, "c\n", verdict="miscompile") == "F2"
 
 
 def test_the_same_reduced_program_is_one_bug_whatever_was_blamed(store: Store) -> None:

@@ -17,6 +17,7 @@ from fuzzcompile.compiler.target.kernel_log import KernelLog
 from fuzzcompile.compiler.watch.compiler_errors import find_raise_place
 from fuzzcompile.compiler.watch.unseen import Unseen, UnseenLog
 from fuzzcompile.model.stages import CODEGEN
+from fuzzcompile.run.autocast_regions import AutocastRegions
 from fuzzcompile.run.call_state import CallState
 
 if TYPE_CHECKING:
@@ -281,9 +282,14 @@ class ChangedTangent:
 
 @dataclass
 class Frame:
-    """One call of the backend by dynamo: one captured graph and all that was made of it."""
+    """One call of the backend by dynamo: one captured graph and all that was made of it.
+
+    ``autocast`` surrounded the capture. Calls of dynamo's graph are made within it in eager mode; what AOTAutograd made
+    of them has its casts, and runs outside.
+    """
 
     index: int
+    autocast: AutocastRegions = field(default_factory=AutocastRegions.current)
     records: list[GraphRecord] = field(default_factory=list)
     dynamo_calls: list[CallInputs] = field(default_factory=list)
     forward_calls: list[CallInputs] = field(default_factory=list)

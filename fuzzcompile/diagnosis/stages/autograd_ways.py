@@ -129,6 +129,23 @@ def _prove_alone(ablator: Ablator, found: Found) -> Attribution | None:
     return proved
 
 
+def _prove_at_views(ablator: Ablator, found: Found) -> Attribution | None:
+    """The function where both of its ways are wrong: eager mode makes the views, and it none."""
+    views = [node for captured in ways.iter_captured(ablator.trial.ledger) for node in _list_regenerated(captured)]
+    calls = {name: node.target for node in views if (name := find_call_name(node)) is not None}
+    if not calls or not ablator.is_repaired_by(GraphBreak(tuple(calls.items()))):
+        return None
+    return Attribution(replace(found.culprit, nodes=(views[0].name,), necessary=True, confidence="low"))
+
+
+def _list_regenerated(captured: ways.CapturedGraphs) -> list[fx.Node]:
+    """The calls of dynamo's graph whose results AOTAutograd takes for views of inputs or of other outputs."""
+    said, results = captured.frame.analysis, captured.record.snapshots[-1].results
+    kinds = [kind for kind, _ in said.kinds] if said is not None else []
+    returned = [node for node, kind in zip(results, kinds, strict=False) if kind.startswith("alias_of")]
+    return [node for node in returned if isinstance(node, fx.Node) and node.op.startswith("call")]
+
+
 def prove_raising_copy(ablator: Ablator) -> Attribution | None:
     """The same function where it raised: without the operators that it fails behind, it may not be called."""
     failure = ablator.trial.observation.failure
@@ -237,7 +254,8 @@ def _compare_composites_of(captured: ways.CapturedGraphs, divergence: Divergence
                 ordinals[_name_call(call.node), find_location([call.node])] += 1
                 parted = visit(ways.Pair(call, call.eager, call.traced))
 
-        compare_paths(captured.record.snapshots[-1], captured.inputs, judge, grad=grad)
+        with captured.frame.autocast.enter():
+            compare_paths(captured.record.snapshots[-1], captured.inputs, judge, grad=grad)
 
     measure = partial(_measure_paths, divergence.verdict)
     return ways.Sides(walk, partial(_word_composite, ordinals), measure)
@@ -477,4 +495,5 @@ AOT_AUTOGRAD = (
     ways.Way("calls in eager mode, and as they are traced", _compare_composites, prove_at_call, most=4),
     _ANALYSIS,
     ways.Way("calls for what they do besides", _find_effects_alone, _prove_alone, most=3),
+    ways.Way("calls that make outputs which are views", _find_regenerated, _prove_at_views),
 )

@@ -19,6 +19,7 @@ import numpy
 import torch
 from torch import nn
 
+from fuzzcompile.run.autocast_regions import AutocastRegions
 from fuzzcompile.run.case import GradMode
 from fuzzcompile.run.device import Numerics, apply_numerics, list_held
 from fuzzcompile.run.held_state import list_undos
@@ -27,9 +28,6 @@ from fuzzcompile.run.tangents import enter_level, is_level_entered
 from fuzzcompile.run.tensors import KnownCopies, StorageCopier, measure_storages
 
 # The state that surrounds a call: grad mode, autocast, numerics, defaults, random generators.
-
-_AUTOCAST_DEVICES = ("cpu", "cuda")
-
 
 # Reads and writes of switches of the process that are none of its numerics.
 _SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
@@ -71,12 +69,11 @@ class RandomState:
 class Ambient:
     """The state around a call, which surrounds each run of it again.
 
-    ``autocast`` are the regions entered, as the arguments of `torch.autocast`; ``has_tangents`` says that the call is
-    made within a level of forward-mode differentiation.
+    ``has_tangents`` says that the call is made within a level of forward-mode differentiation.
     """
 
     grad: GradMode
-    autocast: tuple[tuple[str, torch.dtype, bool, bool], ...]
+    autocast: AutocastRegions
     numerics: Numerics
     random: RandomState
     switches: tuple[object, ...]
@@ -88,11 +85,9 @@ class Ambient:
     def current(cls) -> Ambient:
         """The state as it is now."""
         recording: GradMode = "enabled" if torch.is_grad_enabled() else "no_grad"
-        cached = torch.is_autocast_cache_enabled()
-        entered = [name for name in _AUTOCAST_DEVICES if torch.is_autocast_enabled(name)]
         return cls(
             "inference_mode" if torch.is_inference_mode_enabled() else recording,
-            tuple((name, torch.get_autocast_dtype(name), True, cached) for name in entered),
+            AutocastRegions.current(),
             Numerics.current(),
             RandomState.current(),
             tuple(read() for read, _ in _SWITCHES),
@@ -116,8 +111,7 @@ class Ambient:
                     group.fp32_precision = precision
             if self.device.type != "cpu":
                 stack.enter_context(self.device)
-            for region in self.autocast:
-                stack.enter_context(torch.autocast(*region))
+            stack.enter_context(self.autocast.enter())
             if self.has_tangents:
                 stack.enter_context(enter_level())
             yield

@@ -190,6 +190,38 @@ def make():
 """
 
 
+# Views are made anew of the memory that arguments share, either by the program's views or by their strides.
+REGENERATED_OF_SHARED_MEMORY = """
+import torch
+from torch import nn
+
+DYNAMIC = True
+
+class Model(nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.register_buffer("base", base)
+
+    def forward(self, a, b):
+        a += 7
+        d = self.base[1:]
+        self.base.sub_(b)
+        g = a.view_as(a)
+        return g, d, self.base
+
+def run(model, inputs):
+    first = model(*inputs)
+    second = model(*inputs)
+    second[0].add_(1)
+    return first, second
+
+def make():
+    torch.manual_seed(0)
+    base = torch.randn(15)
+    return Model(base).eval(), (base[1::2], torch.randn(15))
+"""
+
+
 BEYOND_ITS_ARGUMENT = """
 import torch
 
@@ -242,6 +274,7 @@ def make():
         (REGENERATED, "gen_alias_from_base"),
         (REGENERATED_ELSEWHERE, "gen_alias_from_base"),
         (REGENERATED_BEHIND_A_FILL, "gen_alias_from_base"),
+        (REGENERATED_OF_SHARED_MEMORY, "gen_alias_from_base"),
         (WRITTEN_BACK, "apply_in_graph_mutations"),
         (WRITTEN_BACK_IN_FLOATS, "apply_in_graph_mutations"),
         (GIVEN_MEMORY, "run_functionalized_fw_and_collect_metadata"),
@@ -250,7 +283,7 @@ def make():
         (BEYOND_A_PART, "_as_strided_scatter_meta"),
         pytest.param(SLOPE_INSIDE, "joined outputs", marks=pytest.mark.slow),
     ],
-    ids=["strides", "view", "other", "fill", "back", "floats", "memory", "list", "beyond", "part", "slope"],
+    ids=["strides", "view", "other", "fill", "shared", "back", "floats", "memory", "list", "beyond", "part", "slope"],
 )
 def test_a_function_of_aot_autograd_is_named(source: str, named: str, write_case: Callable[..., Path]):
     report = triage(load_case(write_case(source)), torch.device("cpu")).to_json()
@@ -529,3 +562,29 @@ def test_an_output_that_is_another_one_too_is_named(write_case: Callable[..., Pa
     culprit = report["culprit"]
     assert (report["verdict"], culprit["rewrite"]) == ("wrong_gradient", "AOTDispatchAutograd.post_compile")
     assert culprit["necessary"] and culprit["family"] == "repeated output"
+
+
+# In eager mode the kernel of a whole layer casts as autocast says; a compiled graph calls it outside of autocast.
+WHOLE_LAYER = """
+import torch
+from torch import nn
+
+def run(model, inputs):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return model(*inputs)
+
+def make():
+    torch.manual_seed(0)
+    return nn.TransformerEncoderLayer(2, 2, 2, dropout=0.0, batch_first=True).eval(), (torch.randn(1, 2, 2),)
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="how autocast reaches this kernel hangs on torch")
+def test_calls_are_compared_under_the_autocast_of_their_program(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(WHOLE_LAYER)), torch.device("cpu")).to_json()
+    culprit = report["culprit"]
+    assert (report["verdict"], culprit["rewrite"]) == ("metadata", "torch._transformer_encoder_layer_fwd")
+    assert culprit["necessary"] is True and (culprit["details"]["expected"], culprit["details"]["got"]) == (
+        "result 0: torch.bfloat16",
+        "result 0: torch.float32",
+    )
