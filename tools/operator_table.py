@@ -3,15 +3,18 @@
     python tools/operator_table.py [OUT.json]
 
 An operator is listed where its sample calls, on activations of several shapes and dtypes, keep shape and dtype: as
-elementwise, as a function of two tensors, or along rows. Error inputs are listed where eager refuses them whatever the
+elementwise, as a function of two tensors, or along rows. One whose result has another form is listed where that form
+is a formula of the sizes, which is found by calling it. Error inputs are listed where eager refuses them whatever the
 activation is. Needs the extra ``opinfo``; the table says from which torch it was made.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import itertools
 import json
+import math
 import re
 import sys
 import warnings
@@ -46,7 +49,7 @@ OTHER_FORM = ("{x}.to(torch.int32)", "{x}.to(torch.uint8)", "{x}.double()", "{x}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_CALLS = 4
 MOST_SAMPLES = 24
-LONGEST = 200
+LONGEST, LONGEST_REFORMING = 200, 70
 REFUSALS = (RuntimeError, ValueError, IndexError)
 # How infinities and NaN are spelled in case files, which define these names.
 _BARE = re.compile(r'(?<!["\w.])(inf|nan)(?!["\w])')
@@ -59,7 +62,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, nargs="?", default=OUT)
     out: Path = parser.parse_args().out
     warnings.simplefilter("ignore")
-    kinds: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in ("elementwise", "of_two", "along", "refused")}
+    kinds: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in KINDS}
     listed = list_operators()
     for number, operator in enumerate(listed):
         sys.stderr.write(f"\r{number + 1} of {len(listed)} operators")
@@ -70,7 +73,7 @@ def main() -> None:
     sys.stderr.write("\n" + ", ".join(f"{kind} {len(row)}" for kind, row in rows.items()) + "\n")
 
 
-def add(by_name: dict[str, dict[str, Any]], call: str, properties: dict[str, bool]) -> None:
+def add(by_name: dict[str, dict[str, Any]], call: str, properties: dict[str, Any]) -> None:
     """Add a call to its operator; calls of other properties are an operator of their own."""
     call = _BARE.sub(r'float("\1")', call)
     name = name_of(call)
@@ -107,7 +110,7 @@ def name_of(call: str) -> str:
 # -- calls that eager accepts ------------------------------------------------------------------------
 
 
-def accepted(operator: OpInfoOperator) -> Iterator[tuple[str, str, dict[str, bool]]]:
+def accepted(operator: OpInfoOperator) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Kind, call and properties of what can be listed of the operator's samples."""
     if "float32" not in operator.dtypes or operator.name.startswith("_") or operator.name.endswith("_"):
         return
@@ -122,7 +125,7 @@ def accepted(operator: OpInfoOperator) -> Iterator[tuple[str, str, dict[str, boo
                 yield from classified(text, list(call.tensors))
 
 
-def classified(text: str, names: list[str]) -> Iterator[tuple[str, str, dict[str, bool]]]:
+def classified(text: str, names: list[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """What kind of call it is, if it is one."""
     if len(text) > LONGEST or "device=" in text:
         return
@@ -137,6 +140,8 @@ def classified(text: str, names: list[str]) -> Iterator[tuple[str, str, dict[str
             if is_along(call) and (not call.endswith("+ {rows}") or narrows(rows)):
                 yield "along", call, properties(lambda v, c=call: value(c, rows=v), ROWS)
                 return
+        for rank in SIZES:
+            yield from reformed(x, rank)
     if len(names) in (2, 3):
         call = re.sub(rf"\b(?:{'|'.join(names[1:])})\b", "{y}", re.sub(rf"\b{names[0]}\b", "{x}", text))
         forms = [form for form in (SAME_FORM, SAME_FORM + OTHER_FORM) if is_of_two(call, form)]
@@ -266,6 +271,135 @@ def same(left: torch.Tensor, right: torch.Tensor) -> bool:
         return False
     tolerance = 1e-5 if left.dtype == torch.float32 else 2e-2
     return torch.allclose(left.float(), right.float(), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+# -- calls whose result has another form -------------------------------------------------------------
+
+KINDS = ("elementwise", "of_two", "along", "reforming", "refused")
+# Sizes of an activation with so many axes, from which the formulas of the result's sizes are found: of any two axes
+# either is longer by some in one of them.
+SIZES = {
+    1: ((6,), (7,), (9,), (12,), (15,), (20,)),
+    2: ((6, 7), (7, 6), (9, 12), (12, 8), (8, 15), (20, 9)),
+    3: ((6, 7, 8), (7, 6, 9), (9, 12, 6), (8, 9, 15), (12, 8, 7), (6, 20, 9)),
+    4: ((6, 7, 8, 9), (7, 6, 9, 8), (9, 14, 12, 6), (14, 9, 6, 12), (6, 12, 9, 14), (12, 6, 14, 9)),
+}
+LEAST = range(1, 7)
+# How a size of the result may follow from the sizes of some axes: (their product · factor + more) // parts.
+FACTORS, ADDED, PARTS = (0, 1, 2, 3, 4), sorted(range(-8, 21), key=abs), (1, 2, 3, 4, 5)
+OF_FORM = {torch.float32: "float32", torch.float64: "float64", torch.int64: "int64", torch.int32: "int32",
+           torch.bool: "bool"}  # fmt: skip
+
+
+def reformed(call: str, rank: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """The call, or the first of its results, of an activation with ``rank`` axes, if its result's form is a formula."""
+    if "{x}" not in call or "empty" in name_of(call):
+        return
+    call = shortened(call, rank)
+    if len(call) > LONGEST_REFORMING:
+        return
+    try:
+        several = isinstance(value(call, torch.randn(SIZES[rank][0])), (tuple, list))
+    except Exception:  # whatever an operator raises, it is not listed
+        return
+    call = f"{call}[0]" if several else call
+    found = find_form(call, rank)
+    if found is not None:
+        seen = {"gradient": has_gradient(lambda v: value(call, v), SIZES[rank])}
+        yield "reforming", call, {"rank": rank, **found, **seen}
+
+
+def find_form(call: str, rank: int) -> dict[str, Any] | None:
+    """The formula of each size, the dtype (None: the activation's), if it is a view, the least size of each axis."""
+    torch.manual_seed(1)
+    least = find_least(call, rank)
+    if least is None:
+        return None
+    tried = (*SIZES[rank], *(tuple(size + more for size in least) for more in range(5)))
+    try:
+        made = [value(call, torch.randn(sizes)) for sizes in tried]
+        low = [value(call, torch.randn(SIZES[rank][0]).to(dtype)) for dtype in DTYPES]
+        x = torch.randn(SIZES[rank][0])
+        once, again, other = value(call, x.clone()), value(call, x.clone(), seed=7), value(call, -2 * x.flip(0) - 1)
+        if not all(map(is_usual, (*made, *low))) or not same(once, again) or same(once, other) or same(once, x):
+            return None  # it gives the activation, or something that does not depend on it
+        if value(call, x.round()).shape != once.shape:
+            return None  # the form hangs on values
+    except Exception:  # whatever an operator raises, it is not listed
+        return None
+    forms = [(sizes, tuple(result.shape)) for sizes, result in zip(tried, made, strict=True)]
+    if {len(shape) for _, shape in forms} != {made[0].dim()}:
+        return None
+    formulas = [find_formula(axis, forms) for axis in range(made[0].dim())]
+    kept = all(result.dtype == dtype for result, dtype in zip(low, DTYPES, strict=True))
+    dtype = None if kept else OF_FORM.get(made[0].dtype)
+    told = kept or (dtype is not None and all(result.dtype == made[0].dtype for result in low))
+    if not told or not all(formulas):
+        return None
+    return {"sizes": formulas, "dtype": dtype, "view": made[0]._base is not None, "least": least}
+
+
+def shortened(call: str, rank: int) -> str:
+    """The call without the keywords that change nothing."""
+
+    def gives(tree: ast.Expression) -> list[Any] | None:
+        try:
+            results = [value(ast.unparse(tree), x=drawn.clone()) for drawn in operands]
+        except Exception:  # whatever an operator raises
+            return None
+        return torch.utils._pytree.tree_leaves(results)
+
+    operands = [torch.randn(sizes) for sizes in SIZES[rank][:2]]
+    tree = ast.parse(call.replace("{x}", "x"), mode="eval")
+    before = gives(tree)
+    if not isinstance(tree.body, ast.Call) or before is None:
+        return call
+    for keyword in list(tree.body.keywords):
+        kept = tree.body.keywords
+        tree.body.keywords = [other for other in kept if other is not keyword]
+        after = gives(tree)
+        if after is None or len(after) != len(before) or not all(map(is_same_object, before, after)):
+            tree.body.keywords = kept
+    return re.sub(r"\bx\b", "{x}", ast.unparse(tree).replace("'", '"'))
+
+
+def is_same_object(left: Any, right: Any) -> bool:
+    """Whether two results are the same number, or tensors of one dtype and the same values."""
+    if is_usual(left) and is_usual(right):
+        return left.dtype == right.dtype and left.stride() == right.stride() and same(left, right)
+    return type(left) is type(right) is not torch.Tensor and bool(left == right)
+
+
+def is_usual(made: Any) -> bool:
+    """Whether a result is a dense tensor of real numbers or booleans."""
+    return type(made) is torch.Tensor and made.layout == torch.strided and made.dtype in (*DTYPES, *OF_FORM)
+
+
+def find_formula(axis: int, forms: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[Any] | None:
+    """The axes, factor, what is added, and the divisor of a size; the simplest that holds for all operands' shapes."""
+    rank = len(forms[0][0])
+    chosen = [axes for many in range(rank + 1) for axes in itertools.combinations(range(rank), many)]
+    for parts, factor, more, axes in itertools.product(PARTS, FACTORS, ADDED, chosen):
+        if (factor == 0) != (not axes):
+            continue
+        if all((math.prod(of[at] for at in axes) * factor + more) // parts == shape[axis] for of, shape in forms):
+            return [list(axes), factor, more, parts]
+    return None
+
+
+def find_least(call: str, rank: int) -> list[int] | None:
+    """The least size of each axis with which the call runs, the others as they are; None if not all together."""
+
+    def runs(sizes: list[int]) -> bool:
+        try:
+            return bool(value(call, torch.randn(sizes)).numel())
+        except Exception:  # whatever an operator raises
+            return False
+
+    usual = list(SIZES[rank][0])
+    tried = [[size for size in LEAST if runs([*usual[:at], size, *usual[at + 1 :]])] for at in range(rank)]
+    least = [sizes[0] if sizes else 0 for sizes in tried]
+    return least if all(least) and runs(least) else None
 
 
 # -- calls that eager refuses ------------------------------------------------------------------------

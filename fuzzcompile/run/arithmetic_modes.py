@@ -104,6 +104,9 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if scaling is not None:
             return scaling(*args, **kwargs)
         result = self.compute(func, args, kwargs)
+        if isinstance(result, float | int) and func.overloadpacket is torch.ops.aten.to:
+            # A number in a tensor's place has this dtype already, and comes back as a number: who called wants a tensor.
+            result = torch.full((), result, dtype=torch.float64)
         if _makes_floats(func, args, kwargs, result):
             result = func(*args, **{**kwargs, "dtype": torch.float64})
         if rounding is not None and self.keep_casts:

@@ -254,3 +254,14 @@ def test_bits_of_integers_are_read_in_the_dtype_that_the_program_names():
     assert scales.dtype == torch.float64
     assert scales.flatten().tolist() == [1.0, 2.0]
     assert back.flatten().tolist() == [0x3F800000, 0x40000000]
+
+
+def test_a_number_that_is_promoted_within_vmap_stays_a_tensor():
+    """The batching rule of a product converts the number, which has the dtype of the reference already."""
+    with Float64Mode(keep_casts=True):
+        made = torch.vmap(lambda row: torch.vmap(lambda column: (row - column).abs() * 0.25)(torch.arange(3)))(
+            torch.arange(3)
+        )
+        half = torch.ops.aten.to.dtype(0.25, torch.float32)
+    assert made.dtype == torch.float64 and made[0].tolist() == [0.0, 0.25, 0.5]
+    assert isinstance(half, torch.Tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -143,6 +144,8 @@ def _list_regenerated(captured: ways.CapturedGraphs) -> list[fx.Node]:
     said, results = captured.frame.analysis, captured.record.snapshots[-1].results
     kinds = [kind for kind, _ in said.kinds] if said is not None else []
     returned = [node for node, kind in zip(results, kinds, strict=False) if kind.startswith("alias_of")]
+    while parts := [node for node in returned if isinstance(node, fx.Node) and node.target is operator.getitem]:
+        returned = [node.args[0] if node in parts else node for node in returned]  # dynamo cannot break at Python's own
     return [node for node in returned if isinstance(node, fx.Node) and node.op.startswith("call")]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
+from typing import TypeVar
 
 import msgspec
 
@@ -27,9 +28,9 @@ from fuzzcompile.fuzz.operator_programs.production import (
     rank_category,
 )
 
-# Torch's operators that keep the form of an activation, and calls that eager refuses: ``tools/operator_table.py`` makes
-# ``operators.json`` from torch's own tables; ``composed.json`` adds calls of several functions that keep the form of
-# whole rows together.
+# Torch's operators that keep the form of an activation or whose result has another, and calls that eager refuses:
+# ``tools/operator_table.py`` makes ``operators.json`` from torch's own tables; ``composed.json`` adds calls of several
+# functions that keep the form of whole rows together.
 _TABLES = ("operators", "composed")
 
 
@@ -46,13 +47,44 @@ class TableOperator:
     cast: bool = False  # the result may have another dtype than the activation
 
 
+# A size of a result: the product of the sizes of these axes of the operand, times a factor, plus a number, divided.
+SizeFormula = tuple[tuple[int, ...], int, int, int]
+
+
+@dataclass(frozen=True)
+class ReformingOperator:
+    """An operator whose result has another form than its operand, and calls of it that give the same form."""
+
+    name: str
+    calls: tuple[str, ...]
+    rank: int  # how many axes ``{x}`` has
+    sizes: tuple[SizeFormula, ...]  # of the result
+    dtype: str | None  # of the result; None for the operand's
+    view: bool  # the result is a view
+    least: tuple[int, ...]  # the least size of each axis of the operand
+    gradient: bool
+
+    def takes(self, of: Shape) -> bool:
+        """Return whether it runs on an operand of this shape."""
+        return all(min(size) >= least for size, least in zip(of, self.least, strict=True))
+
+    def find_shape(self, of: Shape) -> Shape:
+        """The shape of the result, in each call of the case."""
+        calls = list(zip(*of, strict=True))
+        return tuple(
+            tuple((math.prod(sizes[axis] for axis in axes) * factor + more) // parts for sizes in calls)
+            for axes, factor, more, parts in self.sizes
+        )
+
+
 @dataclass(frozen=True)
 class OperatorTable:
-    """All operators, by what they are: of each element alone, of two tensors, of whole rows, refused."""
+    """All operators, by what they are: of each element alone, of two tensors, of whole rows, of other form, refused."""
 
     elementwise: tuple[TableOperator, ...]
     of_two: tuple[TableOperator, ...]
     along: tuple[TableOperator, ...]
+    reforming: tuple[ReformingOperator, ...]
     refused: tuple[TableOperator, ...]
     torch: str  # the version whose tables it was made from
     version: str = ""  # identifies the text
@@ -60,8 +92,8 @@ class OperatorTable:
     @property
     def names(self) -> tuple[str, ...]:
         """The name of each operator, once."""
-        parts = (*self.elementwise, *self.of_two, *self.along, *self.refused)
-        return tuple(sorted({operator.name for operator in parts}))
+        alike = (*self.elementwise, *self.of_two, *self.along, *self.refused)
+        return tuple(sorted({operator.name for operator in alike} | {operator.name for operator in self.reforming}))
 
 
 @cache
@@ -87,9 +119,12 @@ _OF_WHOLE_NUMBERS = ("{x} + {n}", "{x} * {n}", "{x} // {n}", "{x} % {n}", "{x} >
 _BOUNDS = ("torch.clamp({x}, max={y})", "torch.minimum({x}, {y})", "torch.maximum({x}, {y})")
 
 
-def draw_call(pen: Pen, operators: tuple[TableOperator, ...]) -> tuple[TableOperator, str]:
+Listed = TypeVar("Listed", TableOperator, ReformingOperator)
+
+
+def draw_call(pen: Pen, operators: Sequence[Listed]) -> tuple[Listed, str]:
     """An operator, each as likely as the next unless names are steered, and one of its calls."""
-    name = pen.draw_named([(name, 1) for name in dict.fromkeys(operator.name for operator in operators)])
+    name = pen.draw_named([(name, 1) for name in dict.fromkeys(row.name for row in operators)])
     return pen.one_of([(row, call) for row in operators if row.name == name for call in row.calls])
 
 
@@ -401,6 +436,30 @@ def pooled(pen: Pen, scope: Scope) -> object:
     made = call.format(rows=of.name)
     made = f"({made}).to(torch.{of.dtype})" if operator.cast else made
     return scope.make(made, of.shape, of.dtype, of, smooth=operator.gradient)
+
+
+def _with_axes(of: ProgramValue, rank: int) -> tuple[str, Shape]:
+    """A value with so many axes, as text and shape: its first parts, or itself behind axes of size 1."""
+    more = rank - of.rank
+    if more < 0:
+        return of.name + "[0]" * -more, of.shape[-more:]
+    return of.name + "[None]" * more, (*(fill_size(1, of.shape[0]) for _ in range(more)), *of.shape)
+
+
+@production(8)
+def reformed(pen: Pen, scope: Scope) -> object:
+    """An operator of torch's whose result has another form: pooled planes, folded, diagonals, norms, parts, counts."""
+    of, operators = scope.pick_floating(1), load_operator_table().reforming
+    operands = {rank: _with_axes(of, rank) for rank in {operator.rank for operator in operators}}
+    fitting = tuple(operator for operator in operators if operator.takes(operands[operator.rank][1]))
+    if not fitting:
+        return None
+    operator, call = draw_call(pen, fitting)
+    name, shape = operands[operator.rank]
+    made, result = call.format(x=name), operator.find_shape(shape)
+    if operator.view:
+        return scope.view(made, result, of, frozen=True)
+    return scope.make(made, result, operator.dtype or of.dtype, of, smooth=operator.gradient)
 
 
 @production(4)

@@ -11,44 +11,12 @@ from string import Template
 import msgspec
 
 from fuzzcompile.fuzz.generation.spec import CaseSpec, ClassText, Container, Pen, StatefulProgram, Weights
+from fuzzcompile.fuzz.stateful_programs.python_calls import draw_calls, list_types
+from fuzzcompile.fuzz.stateful_programs.rows import Lines, StateRow, load_rows
 from fuzzcompile.model.tables import read_table
-
-Lines = tuple[str, ...]
-
 
 # The tables whose rows are units of a program by themselves.
 ROW_TABLES = ("changes", "effects", "constructs")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StateRow:
-    """A row of any table but ``kinds.toml``, where each entry is explained."""
-
-    name: str
-    summary: str
-    weight: int
-    read: Lines | str
-    init: Lines = ()
-    body: Lines = ()
-    fields: Lines = ()
-    module: Lines = ()
-    prepare: Lines = ()
-    reset: Lines = ()
-    globals: Lines = ()
-    same: Lines = ("",)
-    path: str | None = None
-    write: Lines = ()
-    change: tuple[Lines, ...] = ()
-    around: Lines | str = ()
-    after: Lines = ()
-    layer: bool = False
-    plain: bool = False
-    once: bool = False
-    binds: bool = False
-    forward_only: bool = False
-    alone: bool = False
-    random: bool = False
-    assumed: Lines = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +31,6 @@ class ValueKind:
     mutations: Lines = ()
     mutable: bool = False
     callable: bool = False
-
-
-@cache
-def load_rows(table: str) -> tuple[StateRow, ...]:
-    """The rows of ``carriers``, ``changes``, ``effects`` or ``constructs``, in order."""
-    rows = read_table(__package__, table)
-    return tuple(msgspec.convert({"name": name, **row}, StateRow) for name, row in rows.items())
 
 
 @cache
@@ -95,6 +56,7 @@ def list_state_names() -> Iterator[tuple[str, str, int, str]]:
     """Name, kind, weight and summary of all that can be drawn more or less often."""
     for table in ("carriers", *ROW_TABLES):
         yield from ((row.name, f"state_{table[:-1]}", row.weight, row.summary) for row in load_rows(table))
+    yield from ((f"calls_{kind}", "state_calls", 10, f"Calls of a {kind}.") for kind in list_types())
     for kind in load_kinds():
         reads = ((name_read(kind, read), "; ".join(line.strip() for line in kind.reads[read])) for read in kind.reads)
         yield from ((name, "state_read", 10, f"A {kind.name}, read by: {text}") for name, text in reads)
@@ -102,7 +64,7 @@ def list_state_names() -> Iterator[tuple[str, str, int, str]]:
 
 # How many units a program has, and of which table.
 _UNITS = ((1, 55), (2, 32), (3, 13))
-_TABLES = (("cells", 44), ("changes", 20), ("effects", 12), ("constructs", 24))
+_TABLES = (("cells", 44), ("changes", 20), ("effects", 12), ("constructs", 24), ("calls", 14))
 _CONTAINERS: Weights[Container] = (("tuple", 60), ("dataclass", 16), ("dict", 14), ("list", 10))
 _SITES = (("inline", 60), ("method", 22), ("inner", 18))
 # Percentages: programs that are a function, units of a submodule, values with a local name, calls between two changes,
@@ -239,6 +201,8 @@ def draw_state(pen: Pen, spec: CaseSpec) -> StatefulProgram:
             continue
         if table == "cells":
             _add_cell(draft)
+        elif table == "calls":
+            _add_calls(draft)
         else:
             _add_row(draft, table)
     if not draft.names:
@@ -285,6 +249,15 @@ def _add_row(draft: _Draft, table: str) -> None:
         around = pen.one_of(row.around) if row.around else ""
         fill = [Template(line).substitute(put) for line in changed]
         draft.steps.append(_Step(tuple(fill), Template(around).substitute(put), after=row.after))
+
+
+def _add_calls(draft: _Draft) -> None:
+    """Calls of a value of one of Python's own types."""
+    kind = draft.pen.draw_named([(f"calls_{kind}", 10) for kind in list_types()]).removeprefix("calls_")
+    row = draw_calls(draft.pen, kind)
+    if draft.allows(row):
+        owner = draft.choose_owner(row)
+        draft.add(row, row.read, _list_names(draft, owner, n=row.name), owner)
 
 
 def _list_names(draft: _Draft, owner: _Owner, **more: str) -> dict[str, str]:

@@ -190,6 +190,30 @@ def make():
 """
 
 
+# As above, where the output is a part that Python's own operator takes.
+REGENERATED_PART = """
+import torch
+
+DYNAMIC = True
+
+def program(a):
+    part = a.chunk(2)[1]
+    a.fill_(5)
+    part.masked_fill_(part < 7, 5)
+    part.add_(2)
+    return part
+
+def run(model, inputs):
+    made = model(*inputs)
+    made.add_(1)
+    return made
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(8)[1:],)
+"""
+
+
 # Views are made anew of the memory that arguments share, either by the program's views or by their strides.
 REGENERATED_OF_SHARED_MEMORY = """
 import torch
@@ -275,6 +299,7 @@ def make():
         (REGENERATED_ELSEWHERE, "gen_alias_from_base"),
         (REGENERATED_BEHIND_A_FILL, "gen_alias_from_base"),
         (REGENERATED_OF_SHARED_MEMORY, "gen_alias_from_base"),
+        (REGENERATED_PART, "gen_alias_from_base"),
         (WRITTEN_BACK, "apply_in_graph_mutations"),
         (WRITTEN_BACK_IN_FLOATS, "apply_in_graph_mutations"),
         (GIVEN_MEMORY, "run_functionalized_fw_and_collect_metadata"),
@@ -283,7 +308,21 @@ def make():
         (BEYOND_A_PART, "_as_strided_scatter_meta"),
         pytest.param(SLOPE_INSIDE, "joined outputs", marks=pytest.mark.slow),
     ],
-    ids=["strides", "view", "other", "fill", "shared", "back", "floats", "memory", "list", "beyond", "part", "slope"],
+    ids=[
+        "strides",
+        "view",
+        "other",
+        "fill",
+        "shared",
+        "part of it",
+        "back",
+        "floats",
+        "memory",
+        "list",
+        "beyond",
+        "part",
+        "slope",
+    ],
 )
 def test_a_function_of_aot_autograd_is_named(source: str, named: str, write_case: Callable[..., Path]):
     report = triage(load_case(write_case(source)), torch.device("cpu")).to_json()

@@ -43,6 +43,19 @@ def test_a_call_keeps_the_form_of_its_value_and_has_a_gradient_where_the_table_s
             check(operator, x, made(call, rows=x) if kind == "along" else made(call, x=x, y=y))
 
 
+@pytest.mark.parametrize("extra", [0, 1, 4])
+def test_a_result_of_another_form_has_the_form_that_the_table_says(extra: int):
+    for operator in TABLE.reforming:
+        sizes = [least + extra for least in operator.least]
+        expected = tuple(size for (size,) in operator.find_shape(tuple((size,) for size in sizes)))
+        x = torch.randn(sizes).to(torch.bfloat16).requires_grad_()
+        for call in operator.calls:
+            result = made(call, x=x)
+            dtype = operator.dtype or "bfloat16"
+            assert (tuple(result.shape), str(result.dtype)) == (expected, f"torch.{dtype}"), (call, sizes)
+            assert result.requires_grad or not operator.gradient, call
+
+
 def test_eager_refuses_the_refused_calls():
     for operator in TABLE.refused:
         for number, call in enumerate(operator.calls):

@@ -1,0 +1,97 @@
+"""Calls of Python's own types in a forward pass: methods, operators, builtins and statements on values of every type.
+
+``python_calls.json`` is the table, which ``tools/python_table.py`` makes by calling them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+import msgspec
+
+from fuzzcompile.fuzz.generation.spec import Pen
+from fuzzcompile.fuzz.stateful_programs.rows import StateRow
+
+_PLACES = (("local", 45), ("attribute", 25), ("fresh attribute", 18), ("global", 12))
+_COUNTS = ((1, 30), (2, 35), (3, 22), (4, 13))
+# Percentage of values of a subclass, of the types that have one whose values are made from theirs.
+_DERIVED = 30
+_WHOLE = ("bool", "range", "slice", "Size", "defaultdict")
+
+
+@dataclass(frozen=True)
+class PythonCall:
+    """A line on a value, which it names ``{o}``."""
+
+    line: str
+    raises: str | None = None  # the class of the error that it raises
+    changes: bool = False  # its value
+    statement: bool = False  # it is no expression
+
+
+@dataclass(frozen=True)
+class PythonValue:
+    """A value of a type as an expression, and the calls of it."""
+
+    type: str
+    value: str
+    calls: tuple[PythonCall, ...]
+
+
+@cache
+def load_values() -> tuple[PythonValue, ...]:
+    """The table, in order."""
+    text = resources.files(__package__).joinpath("python_calls.json").read_bytes()
+    return msgspec.json.decode(text, type=tuple[PythonValue, ...])
+
+
+@cache
+def list_types() -> tuple[str, ...]:
+    """The types of its values."""
+    return tuple(dict.fromkeys(value.type for value in load_values()))
+
+
+def draw_calls(pen: Pen, kind: str) -> StateRow:
+    """A value of the type, a few lines on it, and their results, which are kept as an attribute of the module.
+
+    Only the last line changes the value, and only one that the forward pass makes.
+    """
+    place = pen.draw_weighted(_PLACES)
+    held = place in ("attribute", "global")
+    row = pen.one_of([row for row in load_values() if row.type == kind])
+    kept, value = [call for call in row.calls if not call.changes], row.value
+    drawn = [pen.one_of(kept) for _ in range(pen.draw_weighted(_COUNTS))]
+    if not held and pen.chance(50) and (changing := [call for call in row.calls if call.changes]):
+        drawn.append(pen.one_of(changing))
+    own, module = f"own_{kind.lower()}", tuple[str, ...]()
+    if kind not in _WHOLE and pen.chance(_DERIVED):
+        name = f"Own{kind[0].upper()}{kind[1:]}"
+        value, module = f"{name}({value})", (f"class {name}({kind}):", "    pass")
+    reached = {"local": own, "global": own.upper()}.get(place, f"self.{own}")
+    made = f"{reached} = {value}"
+    if place == "global":
+        module = (*module, *([""] * 2 if module else []), made)
+    lines = ["found = []"] if held else [made, "found = []"]
+    for call in drawn:
+        lines += _write_call(call, reached)
+    if drawn[-1].changes:
+        lines.append(f"found.append({reached})")
+    return StateRow(
+        name=f"calls_{kind}",
+        summary=f"Calls of a {kind}.",
+        weight=10,
+        init=(made,) if place == "attribute" else (),
+        module=module,
+        read=(*lines, "self.found = found", "x = x + len(found)"),
+        once=True,
+    )
+
+
+def _write_call(call: PythonCall, reached: str) -> list[str]:
+    text = call.line.replace("{o}", reached)
+    text = text if call.statement else f"found.append({text})"
+    if call.raises is None:
+        return [text]
+    return ["try:", f"    {text}", f"except {call.raises}:", f'    found.append("{call.raises}")']
