@@ -105,7 +105,7 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return scaling(*args, **kwargs)
         result = self.compute(func, args, kwargs)
         if isinstance(result, float | int) and func.overloadpacket is torch.ops.aten.to:
-            # A number in a tensor's place has this dtype already, and comes back as a number: who called wants a tensor.
+            # A number in a tensor's place that has this dtype already comes back as a number; a tensor is wanted.
             result = torch.full((), result, dtype=torch.float64)
         if _makes_floats(func, args, kwargs, result):
             result = func(*args, **{**kwargs, "dtype": torch.float64})

@@ -85,7 +85,7 @@ class Value:
     changes the other. (Whether an output *is* an input object is not kept: all that adds are autograd's metadata, which
     gradients and ``requires_grad`` show.) ``form`` is what a tensor stands for if the program returned something else:
     a sparse layout, a NumPy array, a class of its own. ``precision`` is, for a Python ``float`` or ``complex``, the
-    dtype of the tensors it was computed from.
+    dtype of the tensors it was computed from. ``before`` is the tensor before the call, if its values alone changed.
     """
 
     name: str
@@ -96,6 +96,7 @@ class Value:
     form: str = ""
     requires_grad: bool = False
     precision: torch.dtype | None = None
+    before: torch.Tensor | None = None
 
     @property
     def is_tensor(self) -> bool:
@@ -288,8 +289,10 @@ def observe_mutations(call: int | None, before: StateBefore, program: CaseProgra
         now = _copy_dense(tensor)
         shared = now_shared.get(name, ())
         same = old is not None and have_same_values(old, now)
-        if not same or shared != before.aliases.get(name, ()):
-            changed.append(Value(str(ObservableName(name, call, after=True)), now, "mutation", aliases=shared))
+        moved = shared != before.aliases.get(name, ())
+        if not same or moved:
+            left = ObservableName(name, call, after=True)
+            changed.append(Value(str(left), now, "mutation", aliases=shared, before=None if moved else old))
     for name, attribute in reached.plain_attributes().items():
         if attribute != before.attributes.get(name, _ABSENT):
             observable = ObservableName(f"attribute {name}", call, after=True)

@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from fuzzcompile.diagnosis.oracle.rounding import compare_floats, compare_integers
-from fuzzcompile.model.evidence import ONLY_EAGER, AliasDifference, EagerRefusal, InternalError, ValuePair
+from fuzzcompile.model.evidence import (
+    ONLY_COMPILED,
+    ONLY_EAGER,
+    AliasDifference,
+    EagerRefusal,
+    InternalError,
+    ValuePair,
+)
 from fuzzcompile.model.signatures import normalise_message
 from fuzzcompile.model.stages import DECOMPOSITION, DYNAMO, FAKE_TENSOR, find_file_stage
 from fuzzcompile.model.thresholds import ROUNDING_FACTOR, VANISHING
@@ -339,24 +346,44 @@ def _compare_all(runs: Observations) -> list[Comparison]:
         comparisons.append(
             compare(
                 value,
-                compiled.get(value.name),
+                compiled.get(value.name, _stay_as_before(value)),
                 reference,
                 [run[value.name] for run in noisy if value.name in run],
                 smallest_scale=vanishing / VANISHING if zero else 0.0,
                 factor_of=runs.factor_of,
             )
         )
+        if value.name not in compiled and comparisons[-1].finding not in AGREEING:
+            comparisons[-1] = Comparison(value.name, value.kind, "missing", detail=ONLY_EAGER)
     known = {value.name for value in runs.eager.values}
-    comparisons += [
-        Comparison(value.name, value.kind, "missing", detail="only compiled has it")
-        for value in runs.compiled.values
-        if value.name not in known
-    ]
-    return comparisons
+    for value in runs.compiled.values:
+        if value.name not in known:
+            unchanged = _stay_as_before(value)
+            found = compare(unchanged, value, exact.get(value.name), []) if unchanged is not None else None
+            lost = Comparison(value.name, value.kind, "missing", detail=ONLY_COMPILED)
+            comparisons.append(found if found is not None and found.finding in AGREEING else lost)
+    if _list_weighed(runs.eager) == _list_weighed(runs.compiled):
+        return comparisons
+    # The gradients are of two losses.
+    why = f"{_UNCOMPARED}: outputs of other shapes or kinds have other cotangents"
+    return [Comparison(c.name, c.kind, "same", detail=why) if c.kind == "gradient" else c for c in comparisons]
+
+
+def _stay_as_before(value: Value) -> Value | None:
+    """What a run has in which a floating tensor kept its values: a change may be of the size of rounding."""
+    before = value.before
+    return replace(value, value=before) if before is not None and before.is_floating_point() else None
 
 
 def _measure_scale(value: Value | None) -> float:
     return metrics.rms(metrics.widen(value.value)) if value is not None and value.is_tensor else 0.0
+
+
+def _list_weighed(run: Observation) -> list[tuple[str, torch.Size]]:
+    """The outputs that the loss of a run weighs, by numbers that hang on those before them."""
+    tensors = [value for value in run.values if value.kind == "output" and isinstance(value.value, torch.Tensor)]
+    weighed = (value for value in tensors if value.value.is_floating_point() or value.value.is_complex())
+    return [(value.name, value.value.shape) for value in weighed]
 
 
 def _choose_verdict(comparisons: Sequence[Comparison], runs: Observations) -> Verdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,13 @@ def test_a_graph_that_is_recorded_may_reuse_the_memory_of_its_outputs():
 
     assert kept(observed(), observed("call0.out1", "call1.input0")) == ("call1.input0",)
     assert kept(observed("call0.out1"), observed("call0.out1")) == ("call0.out1",)
+
+
+def test_a_change_of_the_size_of_rounding_is_no_lost_write():
+    """A mean that is zero but for rounding is added to a buffer; compiled gets zero, and the buffer stays as it is."""
+    before = torch.ones(3)
+    moved, real = (Value("buffer total", before + step, "mutation", before=before) for step in (1e-7, 0.5))
+    for write, verdict in ((moved, Verdict.ROUNDING), (real, Verdict.ALIASING)):
+        exact = Observation((replace(write, value=before.double() + (write.value - before).double() * 0.9),))
+        assert judged(Observation((write,)), Observation(()), exact).verdict is verdict
+        assert judged(Observation(()), Observation((write,)), Observation(())).verdict is verdict

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from seeing import judged
 
 from fuzzcompile.diagnosis.oracle.judgement import compare
 from fuzzcompile.model.severity import Severity, rate_severity
-from fuzzcompile.run.observation import Value
+from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.run.observation import Observation, Value
 
 
 def output(value, **more) -> Value:
@@ -148,3 +150,14 @@ def test_whether_a_value_requires_gradients_is_told_where_its_memory_is_right():
     assert (told.finding, told.detail) == ("requires_grad", "eager True, compiled False")
     assert compare(bare, bare, None, ()).finding == "same"
     assert compare(replace(marked, aliases=("input0",)), bare, None, ()).finding == "alias"
+
+
+def test_gradients_of_two_losses_are_not_compared():
+    """The numbers that weigh an output are drawn after those of the outputs before it."""
+    gradient = [Value("gradient of input0", torch.full((3,), float(number)), "gradient") for number in (1, 5)]
+    out = [Value("out0", torch.ones(2, dtype=dtype), "output") for dtype in (torch.float32, torch.int64)]
+    judgement = judged(Observation((out[0], gradient[0])), Observation((out[1], gradient[1])))
+    assert judgement.verdict is Verdict.METADATA and judgement.confidence == "low"
+    assert "gradient of input0 not compared" in judgement.detail
+    alike = judged(Observation((out[0], gradient[0])), Observation((out[0], gradient[1])))
+    assert alike.verdict is Verdict.WRONG_GRADIENT
