@@ -112,6 +112,20 @@ def replay_graph(
     return ReplayResult([_restore_view(output, given) for output in pytree.tree_leaves(result)], after)
 
 
+def keep_writes_apart(snapshot: Snapshot) -> Snapshot | None:
+    """The graph in which what is copied into memory is a new tensor, and a result; None where nothing is copied.
+
+    Two graphs that differ, though these two do not, differ by what they read of memory that is written to.
+    """
+    graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
+    results = graph.graph_copy(snapshot.graph, made)
+    copies = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    for node in copies:
+        node.target = torch.ops.aten.copy.default
+    graph.output((results, tuple(copies)))
+    return Snapshot(graph, snapshot.attributes, snapshot.opaque) if copies else None
+
+
 def draw_alike(before: Snapshot, after: Snapshot, inputs: Sequence[object]) -> bool:
     """Return whether two graphs with the same random calls draw the same numbers in a float64 replay.
 

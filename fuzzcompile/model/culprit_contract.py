@@ -67,7 +67,7 @@ DetailsJson = TypedDict(
         "native_noise": float | None,
         # the change of a rewrite to something else than values, such as a dtype, shape or stride
         "changed": str | None,
-        "shares": str | None,  # the memory that a result shares behind a rewrite which moved no value, and not before
+        "shares": str | None,  # the memory that is read behind a rewrite alone, which moved no value but by that
         "writes in place": bool,  # whether a rewrite has more written in place than before
         "matched": list[MatchedLineJson],  # the lines of the program that a rewrite matched
         "diff": str,  # the graph before and after a rewrite, as a diff

@@ -227,7 +227,7 @@ def _describe_step(step: Step) -> DetailsJson:
         "native": step.native,
         "native_noise": step.native_noise,
         "changed": step.raised or step.metadata or step.stride,
-        "shares": None if step.is_semantic else step.alias,
+        "shares": "memory that is written to" if step.by_writes else None if step.is_semantic else step.alias,
         "writes in place": writes[1] > writes[0],
         "matched": list_user_lines(before, step.rewrite.nodes or find_changed_nodes(before, after)),
         "diff": "\n".join(diff_graphs(before, after)),

@@ -11,7 +11,14 @@ import torch
 from torch import fx
 
 from fuzzcompile.compiler.functional_run import NodeRun
-from fuzzcompile.compiler.graph_replay import NotReplayable, ReplayResult, draw_alike, list_random_calls, replay_graph
+from fuzzcompile.compiler.graph_replay import (
+    NotReplayable,
+    ReplayResult,
+    draw_alike,
+    keep_writes_apart,
+    list_random_calls,
+    replay_graph,
+)
 from fuzzcompile.compiler.target.target_process import find_value_device
 from fuzzcompile.compiler.watch.ledger import CallInputs, Frame, GraphRecord, Label, Ledger, Rewrite, Snapshot
 from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS, MANDATORY
@@ -257,7 +264,8 @@ class Step:
     with others than before, which matters only where the user sees it. ``raised`` is set where the graph ran before
     the rewrite and not after, ``silenced`` where it raised before and not after (which matters only where eager
     raises), ``folded`` where the rewrite put constants into the graph. ``float64_noise`` is what one ulp of float64 per
-    operator does to the result, looked at where the step is large.
+    operator does to the result, and ``by_writes`` whether the step is one by what is read of written memory alone;
+    both are looked at where the step is large.
     """
 
     frame: int
@@ -274,6 +282,7 @@ class Step:
     silenced: str | None = None
     random: bool = False
     float64_noise: float = 0.0
+    by_writes: bool = False
     folded: bool = False
 
     @property
@@ -410,13 +419,14 @@ def _measure_step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: Snaps
     native = measure_change(native_before, native_after, units)
     noise = measure_change(exact_before, native_before, units)
     step = measure_change(exact_before, exact_after, units)
-    amplified = 0.0
+    amplified, by_writes = 0.0, False
     if step is not None and step > SEMANTIC_STEP:
         calls = list_random_calls(runs.snapshots[before])
         random = random or (bool(calls) and not draw_alike(runs.snapshots[before], runs.snapshots[after], runs.inputs))
         # One ulp of noise per operator.
         perturbed = replay_graph(runs.snapshots[before], runs.inputs, double=True, noise_seed=1)
         amplified = measure_change(exact_before, perturbed, units) or 0.0
+        by_writes = _moves_by_writes(runs.snapshots[before], runs.snapshots[after], runs.inputs)
     return Step(
         frame,
         record,
@@ -430,5 +440,16 @@ def _measure_step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: Snaps
         silenced=describe_raised(native_before) if native_after.error is None else None,
         random=random,
         float64_noise=amplified,
+        by_writes=by_writes,
         folded=bool(list_constants(runs.snapshots[after]) - list_constants(runs.snapshots[before])),
     )
+
+
+def _moves_by_writes(before: Snapshot, after: Snapshot, inputs: Sequence[object]) -> bool:
+    """Return whether two graphs that differ agree once what they write is kept apart from what they read."""
+    apart = [graph for graph in map(keep_writes_apart, (before, after)) if graph is not None]
+    if len(apart) < 2:
+        return False
+    former, latter = (replay_graph(graph, inputs, double=True) for graph in apart)
+    change = measure_change(former, latter)
+    return change is not None and change <= SEMANTIC_STEP

@@ -473,3 +473,28 @@ def test_the_search_that_keeps_casts_ends_where_nothing_explains_a_bug(write_cas
     report = triage(load_case(write_case(CAST_AND_SINE)), torch.device("cpu")).to_json()
     toggles = [ablation["toggle"] for ablation in report["ablations"]]
     assert report["is_bug"] and toggles.count("emulate_precision_casts=True") == 1
+
+
+# A copy of a view is taken for the view itself; what it is a view of is written to before the copy is read.
+COPY_LOST = """
+import torch
+
+def program(b, a):
+    d = b[0]
+    a.copy_(d)
+    {write}
+    return a
+
+def make():
+    return program, (torch.arange(4).reshape(2, 2), torch.zeros(2, dtype=torch.int64))
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="which copies are left out hangs on the torch")
+def test_a_rewrite_that_reads_memory_behind_a_write_is_one_bug_whatever_is_written(write_case: Callable[..., Path]):
+    signatures = set()
+    for write in ("d.add_(3)", "d.copy_(d.flip(0))"):
+        report = triage(load_case(write_case(COPY_LOST.format(write=write))), torch.device("cpu")).to_json()
+        assert report["culprit"]["rewrite"] == "remove_noop_ops" and report["culprit"]["necessary"] is True
+        signatures.add(report["signature"])
+    assert len(signatures) == 1 and signatures.pop().endswith(":sharing")
