@@ -285,6 +285,8 @@ SIZES = {
     4: ((6, 7, 8, 9), (7, 6, 9, 8), (9, 14, 12, 6), (14, 9, 6, 12), (6, 12, 9, 14), (12, 6, 14, 9)),
 }
 LEAST = range(1, 7)
+# Memory that nobody wrote, memory that is shared though nothing says so or beside the operand, and places as numbers.
+NOT_REFORMING = ("empty", "unsafe", "as_strided", "masked.arg")
 # How a size of the result may follow from the sizes of some axes: (their product · factor + more) // parts.
 FACTORS, ADDED, PARTS = (0, 1, 2, 3, 4), sorted(range(-8, 21), key=abs), (1, 2, 3, 4, 5)
 OF_FORM = {torch.float32: "float32", torch.float64: "float64", torch.int64: "int64", torch.int32: "int32",
@@ -293,7 +295,7 @@ OF_FORM = {torch.float32: "float32", torch.float64: "float64", torch.int64: "int
 
 def reformed(call: str, rank: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """The call, or the first of its results, of an activation with ``rank`` axes, if its result's form is a formula."""
-    if "{x}" not in call or "empty" in name_of(call):
+    if "{x}" not in call or any(word in name_of(call) for word in NOT_REFORMING):
         return
     call = shortened(call, rank)
     if len(call) > LONGEST_REFORMING:
@@ -317,11 +319,20 @@ def find_form(call: str, rank: int) -> dict[str, Any] | None:
         return None
     tried = (*SIZES[rank], *(tuple(size + more for size in least) for more in range(5)))
     try:
-        made = [value(call, torch.randn(sizes)) for sizes in tried]
+        drawn = [torch.randn(sizes) for sizes in tried]
+        made = [value(call, operand) for operand in drawn]
+        pairs = zip(drawn, made, strict=True)
+        shares = any(x.untyped_storage().data_ptr() == result.untyped_storage().data_ptr() for x, result in pairs)
         low = [value(call, torch.randn(SIZES[rank][0]).to(dtype)) for dtype in DTYPES]
         x = torch.randn(SIZES[rank][0])
         once, again, other = value(call, x.clone()), value(call, x.clone(), seed=7), value(call, -2 * x.flip(0) - 1)
-        if not all(map(is_usual, (*made, *low))) or not same(once, again) or same(once, other) or same(once, x):
+        if (
+            made[0].shape == x.shape
+            or not all(map(is_usual, (*made, *low)))
+            or not same(once, again)
+            or same(once, other)
+            or same(once, x)
+        ):
             return None  # it gives the activation, or something that does not depend on it
         if value(call, x.round()).shape != once.shape:
             return None  # the form hangs on values
@@ -336,7 +347,7 @@ def find_form(call: str, rank: int) -> dict[str, Any] | None:
     told = kept or (dtype is not None and all(result.dtype == made[0].dtype for result in low))
     if not told or not all(formulas):
         return None
-    return {"sizes": formulas, "dtype": dtype, "view": made[0]._base is not None, "least": least}
+    return {"sizes": formulas, "dtype": dtype, "view": shares, "least": least}
 
 
 def shortened(call: str, rank: int) -> str:

@@ -5,7 +5,7 @@
 For values of each type: its public methods, operators, builtins and statements, on arguments of a small pool, each
 called here. A call is listed with the error that it raises, if any, and whether it changes its value; of those of one
 method that end alike, the first. Left out are arguments of the wrong type (TypeError), results that differ from one
-process to the next (addresses, hashes of strings), and results that are no plain values.
+process to the next (addresses, hashes of strings, the identity of constants), and results that are no plain values.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ SYMBOLS = ("+", "-", "*", "/", "//", "%", "**", "<<", ">>", "&", "|", "^", "==",
            "not in", "is", "and", "or", "@")  # fmt: skip
 OPERANDS = ("{v}", "1", "-2", "2.5", "True", '"a"', "[1, 2]", "(3, 1)", "{1, 4}", '{"scale": 5}',
             "None", "0")  # fmt: skip
+SINGLE = ("None", "True", "{o}")
 UNARY = ("-{o}", "+{o}", "~{o}", "not {o}", "abs({o})", "len({o})", "bool({o})", "str({o})",
          "repr({o})", "list({o})", "tuple({o})", "sorted({o})", "sorted({o}, reverse=True)",
          "sum({o})", "min({o})", "max({o}, default=-1)", "any({o})", "all({o})", "list(reversed({o}))",
@@ -132,8 +133,8 @@ def written(rows: list[dict[str, Any]]) -> str:
 def iter_rows() -> Iterator[dict[str, Any]]:
     """Each call: the type, the expression of its value, the line (``{o}`` is the value), what it raises and changes."""
     for kind, values in VALUES.items():
-        ended: Counter[tuple[str, str]] = Counter()
         for value in values:
+            ended: Counter[tuple[str, str]] = Counter()
             for method, line in iter_lines(value):
                 row = called(kind, value, line)
                 key = (method, row["gives"].partition(" ")[0]) if row is not None else ("", "")
@@ -148,7 +149,8 @@ def iter_lines(value: str) -> Iterator[tuple[str, str]]:
         if not name.startswith("_"):
             yield from ((name, f"{{o}}.{name}({argument})") for argument in ARGUMENTS)
     for symbol in SYMBOLS:
-        for operand in OPERANDS:
+        # Whether equal constants are one object is left to Python.
+        for operand in SINGLE if symbol == "is" else OPERANDS:
             yield symbol, f"{{o}} {symbol} {operand}"
             yield f"{symbol} of another", f"{operand} {symbol} {{o}}"
     yield from ((form, form) for form in UNARY)

@@ -237,15 +237,16 @@ _HOMES = ("torch", "torch.nn.functional", "torch.special", "torch.fft", "torch.l
 def find_captured_calls(ledger: Ledger, site: str | None, nodes: Sequence[str]) -> dict[str, CallTarget]:
     """Return dynamo's captured calls at a ``site`` of the program that can be left to eager mode, by the user's names.
 
-    If some of ``nodes`` of dynamo's graph stand on its line (or anywhere, if there is no site: a module of torch's that
-    is compiled by itself has no line of the program), only their calls are meant. Behind another of Python's
-    operators than ``operator.setitem`` dynamo would leave the whole frame to Python, which proves nothing.
+    If some of ``nodes`` of dynamo's graph stand on its line, only their calls are meant. There is no site where a
+    module of torch's is compiled by itself: then the nodes are meant, if there is one graph. Behind another of
+    Python's operators than ``operator.setitem`` dynamo would leave the whole frame to Python, which proves nothing.
     """
     records = [record for frame in ledger.frames if (record := frame.find_record(PRE_GRAD)) is not None]
     captured = [node for record in records if record.snapshots for node in record.snapshots[0].graph.nodes]
     line = site.split(" #")[0] if site is not None else None
     there = [node for node in captured if node.op in _CALLS and line in (None, find_location([node]))]
-    meant = [node for node in there if node.name in nodes] or (there if line is not None else [])
+    meant = [node for node in there if node.name in nodes] or there
+    meant = meant if line is not None or (len(records) == 1 and meant is not there) else []
     return {name: node.target for node in meant if (name := find_call_name(node)) is not None}
 
 

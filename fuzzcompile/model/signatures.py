@@ -118,7 +118,12 @@ def _is_finite(value: object) -> bool:
 
 
 def can_show_as(signature: str, verdict: str) -> bool:
-    """Return whether a report of the verdict without a fingerprint may be of the bug: not if a symptom is all of it."""
+    """Return whether a report of the verdict without a fingerprint may be of the bug: not if a symptom is all of it.
+
+    What AOTAutograd lays out otherwise (tangents, views made anew) shows in values and errors as well.
+    """
+    if parse_stage(signature) == FUNCTIONALIZATION:
+        return True
     return _SHOWS_AS.get(parse_fingerprint(signature) or "", verdict) == verdict
 
 

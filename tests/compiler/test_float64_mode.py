@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fuzzcompile.run.arithmetic_modes import Float64Mode, UlpNoise
+from fuzzcompile.run.attention_backends import interpret_flex_attention
 
 X = programs.tensors((4, 6), (6, 6))
 
@@ -256,12 +257,16 @@ def test_bits_of_integers_are_read_in_the_dtype_that_the_program_names():
     assert back.flatten().tolist() == [0x3F800000, 0x40000000]
 
 
-def test_a_number_that_is_promoted_within_vmap_stays_a_tensor():
-    """The batching rule of a product converts the number, which has the dtype of the reference already."""
-    with Float64Mode(keep_casts=True):
-        made = torch.vmap(lambda row: torch.vmap(lambda column: (row - column).abs() * 0.25)(torch.arange(3)))(
-            torch.arange(3)
-        )
-        half = torch.ops.aten.to.dtype(0.25, torch.float32)
-    assert made.dtype == torch.float64 and made[0].tolist() == [0.0, 0.25, 0.5]
-    assert isinstance(half, torch.Tensor)
+def test_a_bias_of_flex_attention_by_distance_is_computed():
+    """Its product of integers and a number is promoted: the number, as a tensor of that dtype already, stays one."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def biased(score, batch, head, row, column):
+        return score - (row - column).abs() * 0.25
+
+    query = torch.randn(1, 1, 4, 16, dtype=torch.float64)
+    with interpret_flex_attention(differentiates=False), Float64Mode(keep_casts=True):
+        attended = flex_attention(query, query, query, score_mod=biased)
+    distance = torch.arange(4)[:, None] - torch.arange(4)
+    scores = query @ query.transpose(-1, -2) / 4 - distance.abs() * 0.25
+    assert attended.dtype == torch.float64 and torch.allclose(attended, scores.softmax(-1) @ query)

@@ -284,8 +284,8 @@ class ChangedTangent:
 class Frame:
     """One call of the backend by dynamo: one captured graph and all that was made of it.
 
-    ``autocast`` surrounded the capture. Calls of dynamo's graph are made within it in eager mode; what AOTAutograd made
-    of them has its casts, and runs outside.
+    ``autocast`` surrounded the capture: what calls of dynamo's graph do in eager mode hangs on it. What AOTAutograd
+    makes of them has its casts, and runs outside.
     """
 
     index: int

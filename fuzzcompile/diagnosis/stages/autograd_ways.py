@@ -144,9 +144,16 @@ def _list_regenerated(captured: ways.CapturedGraphs) -> list[fx.Node]:
     said, results = captured.frame.analysis, captured.record.snapshots[-1].results
     kinds = [kind for kind, _ in said.kinds] if said is not None else []
     returned = [node for node, kind in zip(results, kinds, strict=False) if kind.startswith("alias_of")]
-    while parts := [node for node in returned if isinstance(node, fx.Node) and node.target is operator.getitem]:
-        returned = [node.args[0] if node in parts else node for node in returned]  # dynamo cannot break at Python's own
-    return [node for node in returned if isinstance(node, fx.Node) and node.op.startswith("call")]
+    # Of several results (`chunk`) each is taken by Python's own operator, at which dynamo cannot break.
+    made = [_find_maker(node) for node in returned if isinstance(node, fx.Node)]
+    return [node for node in made if node.op.startswith("call") and node.target is not operator.getitem]
+
+
+def _find_maker(node: fx.Node) -> fx.Node:
+    """The call of whose results a node takes one; a node of any other kind itself."""
+    source = node.args[0] if node.target is operator.getitem else None
+    several = isinstance(source, fx.Node) and isinstance(source.meta.get("example_value"), (tuple, list))
+    return source if isinstance(source, fx.Node) and several else node
 
 
 def prove_raising_copy(ablator: Ablator) -> Attribution | None:

@@ -18,7 +18,7 @@ _PLACES = (("local", 45), ("attribute", 25), ("fresh attribute", 18), ("global",
 _COUNTS = ((1, 30), (2, 35), (3, 22), (4, 13))
 # Percentage of values of a subclass, of the types that have one whose values are made from theirs.
 _DERIVED = 30
-_WHOLE = ("bool", "range", "slice", "Size", "defaultdict")
+_WHOLE = ("bool", "range", "slice", "Size", "defaultdict", "deque")  # one made of a deque forgets its length
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def list_types() -> tuple[str, ...]:
 
 
 def draw_calls(pen: Pen, kind: str) -> StateRow:
-    """A value of the type, a few lines on it, and their results, which are kept as an attribute of the module.
+    """A value of the type, a few lines on it, and the text of their results, kept as an attribute of the module.
 
     Only the last line changes the value, and only one that the forward pass makes.
     """
@@ -84,7 +84,7 @@ def draw_calls(pen: Pen, kind: str) -> StateRow:
         weight=10,
         init=(made,) if place == "attribute" else (),
         module=module,
-        read=(*lines, "self.found = found", "x = x + len(found)"),
+        read=(*lines, f"self.found_{kind.lower()} = repr(found)", "x = x + len(found)"),
         once=True,
     )
 
