@@ -183,9 +183,7 @@ def called(kind: str, value: str, line: str) -> dict[str, Any] | None:
                 exec(text, known)
             else:
                 result = eval(text, known)
-    except SyntaxError:
-        return None
-    except TypeError:
+    except (SyntaxError, TypeError):
         return None
     except Exception as error:  # it is what the line gives
         raises = type(error).__name__

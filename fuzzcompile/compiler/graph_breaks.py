@@ -243,10 +243,12 @@ def find_captured_calls(ledger: Ledger, site: str | None, nodes: Sequence[str]) 
     """
     records = [record for frame in ledger.frames if (record := frame.find_record(PRE_GRAD)) is not None]
     captured = [node for record in records if record.snapshots for node in record.snapshots[0].graph.nodes]
-    line = site.split(" #")[0] if site is not None else None
-    there = [node for node in captured if node.op in _CALLS and line in (None, find_location([node]))]
-    meant = [node for node in there if node.name in nodes] or there
-    meant = meant if line is not None or (len(records) == 1 and meant is not there) else []
+    calls = [node for node in captured if node.op in _CALLS]
+    if site is None:
+        meant = [node for node in calls if node.name in nodes and len(records) == 1]
+    else:
+        there = [node for node in calls if find_location([node]) == site.split(" #")[0]]
+        meant = [node for node in there if node.name in nodes] or there
     return {name: node.target for node in meant if (name := find_call_name(node)) is not None}
 
 

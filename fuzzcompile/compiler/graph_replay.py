@@ -117,13 +117,15 @@ def keep_writes_apart(snapshot: Snapshot) -> Snapshot | None:
 
     Two graphs that differ, though these two do not, differ by what they read of memory that is written to.
     """
-    graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
-    results = graph.graph_copy(snapshot.graph, made)
+    if torch.ops.aten.copy_.default not in snapshot.called_targets:
+        return None
+    graph = fx.Graph()
+    results = graph.graph_copy(snapshot.graph, {})
     copies = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     for node in copies:
         node.target = torch.ops.aten.copy.default
     graph.output((results, tuple(copies)))
-    return Snapshot(graph, snapshot.attributes, snapshot.opaque) if copies else None
+    return Snapshot(graph, snapshot.attributes, snapshot.opaque)
 
 
 def draw_alike(before: Snapshot, after: Snapshot, inputs: Sequence[object]) -> bool:

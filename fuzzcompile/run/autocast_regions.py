@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-_DEVICES = ("cpu", "cuda")
+DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class AutocastRegions:
     def current(cls) -> AutocastRegions:
         """Those of now."""
         cached = torch.is_autocast_cache_enabled()
-        entered = [name for name in _DEVICES if torch.is_autocast_enabled(name)]
+        entered = [name for name in DEVICES if torch.is_autocast_enabled(name)]
         return cls(tuple((name, torch.get_autocast_dtype(name), True, cached) for name in entered))
 
     @contextlib.contextmanager

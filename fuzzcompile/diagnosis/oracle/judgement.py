@@ -343,30 +343,30 @@ def _compare_all(runs: Observations) -> list[Comparison]:
     for value in runs.eager.values:
         reference = exact.get(value.name)
         zero = value.kind == "gradient" and _measure_scale(reference) < vanishing
-        comparisons.append(
-            compare(
-                value,
-                compiled.get(value.name, _stay_as_before(value)),
-                reference,
-                [run[value.name] for run in noisy if value.name in run],
-                smallest_scale=vanishing / VANISHING if zero else 0.0,
-                factor_of=runs.factor_of,
-            )
+        found = compare(
+            value,
+            compiled.get(value.name, _stay_as_before(value)),
+            reference,
+            [run[value.name] for run in noisy if value.name in run],
+            smallest_scale=vanishing / VANISHING if zero else 0.0,
+            factor_of=runs.factor_of,
         )
-        if value.name not in compiled and comparisons[-1].finding not in AGREEING:
-            comparisons[-1] = Comparison(value.name, value.kind, "missing", detail=ONLY_EAGER)
+        comparisons.append(found if value.name in compiled else _agree_or_miss(found, ONLY_EAGER))
     known = {value.name for value in runs.eager.values}
-    for value in runs.compiled.values:
-        if value.name not in known:
-            unchanged = _stay_as_before(value)
-            found = compare(unchanged, value, exact.get(value.name), []) if unchanged is not None else None
-            lost = Comparison(value.name, value.kind, "missing", detail=ONLY_COMPILED)
-            comparisons.append(found if found is not None and found.finding in AGREEING else lost)
+    for value in (value for value in runs.compiled.values if value.name not in known):
+        eager = _stay_as_before(value)
+        found = compare(value if eager is None else eager, None if eager is None else value, exact.get(value.name), [])
+        comparisons.append(_agree_or_miss(found, ONLY_COMPILED))
     if _list_weighed(runs.eager) == _list_weighed(runs.compiled):
         return comparisons
     # The gradients are of two losses.
     why = f"{_UNCOMPARED}: outputs of other shapes or kinds have other cotangents"
     return [Comparison(c.name, c.kind, "same", detail=why) if c.kind == "gradient" else c for c in comparisons]
+
+
+def _agree_or_miss(found: Comparison, detail: str) -> Comparison:
+    """The comparison of what one run alone changed with what it was before, or that the other run misses it."""
+    return found if found.finding in AGREEING else Comparison(found.name, found.kind, "missing", detail=detail)
 
 
 def _stay_as_before(value: Value) -> Value | None:

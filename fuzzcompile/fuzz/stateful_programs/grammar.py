@@ -1,50 +1,18 @@
-"""The tables of stateful programs as rows, and programs drawn from them."""
+"""Stateful programs, drawn from the rows of their tables."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from string import Template
 
-import msgspec
-
 from fuzzcompile.fuzz.generation.spec import CaseSpec, ClassText, Container, Pen, StatefulProgram, Weights
-from fuzzcompile.fuzz.stateful_programs.python_calls import draw_calls, list_types
-from fuzzcompile.fuzz.stateful_programs.rows import Lines, StateRow, load_rows
-from fuzzcompile.model.tables import read_table
+from fuzzcompile.fuzz.stateful_programs.python_calls import CALLS_WEIGHT, draw_calls, list_types
+from fuzzcompile.fuzz.stateful_programs.rows import Lines, StateRow, ValueKind, load_kinds, load_rows
 
 # The tables whose rows are units of a program by themselves.
 ROW_TABLES = ("changes", "effects", "constructs")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ValueKind:
-    """A row of ``kinds.toml``."""
-
-    name: str
-    weight: int
-    names: Lines
-    values: Lines
-    reads: Mapping[str, Lines]
-    mutations: Lines = ()
-    mutable: bool = False
-    callable: bool = False
-
-
-@cache
-def load_kinds() -> tuple[ValueKind, ...]:
-    """The kinds of values, in order."""
-    rows = read_table(__package__, "kinds")
-    return tuple(msgspec.convert({"name": name, **row}, ValueKind) for name, row in rows.items())
-
-
-@cache
-def load_definitions() -> tuple[dict[str, str], dict[str, str]]:
-    """The modules of imported names (empty for a module itself), and the texts of definitions, by name."""
-    table = read_table(__package__, "definitions")
-    return table["imports"], table["definitions"]
 
 
 def name_read(kind: ValueKind, read: str) -> str:
@@ -56,7 +24,7 @@ def list_state_names() -> Iterator[tuple[str, str, int, str]]:
     """Name, kind, weight and summary of all that can be drawn more or less often."""
     for table in ("carriers", *ROW_TABLES):
         yield from ((row.name, f"state_{table[:-1]}", row.weight, row.summary) for row in load_rows(table))
-    yield from ((f"calls_{kind}", "state_calls", 10, f"Calls of a {kind}.") for kind in list_types())
+    yield from ((name, "state_calls", CALLS_WEIGHT, f"Calls of a {kind}.") for name, kind in list_types().items())
     for kind in load_kinds():
         reads = ((name_read(kind, read), "; ".join(line.strip() for line in kind.reads[read])) for read in kind.reads)
         yield from ((name, "state_read", 10, f"A {kind.name}, read by: {text}") for name, text in reads)
@@ -253,8 +221,8 @@ def _add_row(draft: _Draft, table: str) -> None:
 
 def _add_calls(draft: _Draft) -> None:
     """Calls of a value of one of Python's own types."""
-    kind = draft.pen.draw_named([(f"calls_{kind}", 10) for kind in list_types()]).removeprefix("calls_")
-    row = draw_calls(draft.pen, kind)
+    name = draft.pen.draw_named([(name, CALLS_WEIGHT) for name in list_types()])
+    row = draw_calls(draft.pen, list_types()[name])
     if draft.allows(row):
         owner = draft.choose_owner(row)
         draft.add(row, row.read, _list_names(draft, owner, n=row.name), owner)

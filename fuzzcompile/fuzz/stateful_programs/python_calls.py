@@ -18,6 +18,8 @@ _PLACES = (("local", 45), ("attribute", 25), ("fresh attribute", 18), ("global",
 _COUNTS = ((1, 30), (2, 35), (3, 22), (4, 13))
 # Percentage of values of a subclass, of the types that have one whose values are made from theirs.
 _DERIVED = 30
+# The weight of each type among the others.
+CALLS_WEIGHT = 10
 _WHOLE = ("bool", "range", "slice", "Size", "defaultdict", "deque")  # one made of a deque forgets its length
 
 
@@ -48,9 +50,9 @@ def load_values() -> tuple[PythonValue, ...]:
 
 
 @cache
-def list_types() -> tuple[str, ...]:
-    """The types of its values."""
-    return tuple(dict.fromkeys(value.type for value in load_values()))
+def list_types() -> dict[str, str]:
+    """The types of its values, by the name that steers how often their calls are drawn."""
+    return {f"calls_{value.type}": value.type for value in load_values()}
 
 
 def draw_calls(pen: Pen, kind: str) -> StateRow:
@@ -81,7 +83,7 @@ def draw_calls(pen: Pen, kind: str) -> StateRow:
     return StateRow(
         name=f"calls_{kind}",
         summary=f"Calls of a {kind}.",
-        weight=10,
+        weight=CALLS_WEIGHT,
         init=(made,) if place == "attribute" else (),
         module=module,
         read=(*lines, f"self.found_{kind.lower()} = repr(found)", "x = x + len(found)"),

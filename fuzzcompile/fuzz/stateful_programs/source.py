@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from fuzzcompile.fuzz.generation.spec import ClassText, StatefulProgram
-from fuzzcompile.fuzz.stateful_programs.grammar import load_definitions
+from fuzzcompile.fuzz.stateful_programs.rows import load_definitions
 
 
 def uses_name(text: str, name: str) -> bool:

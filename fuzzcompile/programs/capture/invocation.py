@@ -157,8 +157,7 @@ def restore_after(invocation: Invocation) -> Iterator[None]:
             # Reading every entry of a config to restore it reads the deprecated ones, too.
             warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.utils\._config_module")
             # Autograd on and autocast off, as in a worker: each run enters the modes of the call itself.
-            entered = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-            regions = [torch.autocast(device, enabled=False) for device in entered]
+            regions = [torch.autocast(device, enabled=False) for device, *_ in before.autocast.regions]
             modes: list[AbstractContextManager[object]] = [torch.inference_mode(False), torch.enable_grad(), *regions]
             for context in (preserve_config(), *modes, run_parts_uncompiled(invocation.target)):
                 stack.enter_context(context)

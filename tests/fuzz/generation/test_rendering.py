@@ -14,7 +14,7 @@ from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.fuzz.generation.rendering import render
 from fuzzcompile.fuzz.generation.spec import NEAR_MISSES, Attention, Block, CaseSpec, Dims, Mask, Part
 from fuzzcompile.fuzz.idioms.registry import idioms
-from fuzzcompile.fuzz.stateful_programs.grammar import load_definitions
+from fuzzcompile.fuzz.stateful_programs.rows import load_definitions
 from fuzzcompile.model.templates import find_template_folder
 
 ALLOWED = ("torch", "nn", "functional", "SDPBackend", "sdpa_kernel", *load_definitions()[0])
