@@ -124,7 +124,7 @@ def run_second(made: CaseRuns, repaired: Sequence[ContestedCall] = ()) -> tuple[
     """The second reference of a case, with another opinion's values for the ``repaired`` calls."""
     program = build(made.case, made.device, double=True, streamed=True)
     mode = SecondReference(native=program.dtype, repaired={call.number for call in repaired})
-    with runs.interpret_compiled_operators(made.case):
+    with runs.interpret_compiled_operators():
         return runs.observe(made.case, program, program.model, around=mode), mode
 
 

@@ -256,8 +256,8 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in _OPERATORS.accumulating and not whole:
             args = map_leaves(self._move_term, args)
         result = func(*args, **kwargs)
-        if name == "_to_copy":
-            return self._vary_undefined(args[0], result)
+        if name == "_to_copy":  # within vmap, of a number
+            return self._vary_undefined(args[0], result) if isinstance(args[0], torch.Tensor) else result
         if not _computes(schema, args):
             return result
         if exact:  # it makes NaNs of other values, or moves those that it is given with their signs

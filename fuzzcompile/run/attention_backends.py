@@ -404,12 +404,25 @@ FLEX = ReplacedAttribute(
 )
 
 
-@contextlib.contextmanager
-def interpret_flex_attention(*, differentiates: bool) -> Iterator[None]:
-    """Run flex attention operator by operator in the block, so that a mode sees what it computes.
+FLEX_OPERATOR = ReplacedAttribute(
+    "torch.nn.attention.flex_attention",
+    "flex_attention_hop",
+    optional=True,
+    unprobed="A torch without it has no float64 reference of gradients of flex attention, which the report says.",
+)
 
-    In eager mode it compiles itself for a backend that only runs operators, which no dispatch mode may surround. With
-    gradients it stays as it is: torch says that it may be wrong otherwise.
+
+@contextlib.contextmanager
+def interpret_flex_attention() -> Iterator[None]:
+    """Run flex attention operator by operator in the block, so that a mode sees what it computes, and autograd too.
+
+    In eager mode it compiles itself for a backend that only runs operators, which no dispatch mode may surround.
     """
-    with contextlib.nullcontext() if differentiates else FLEX.replace_if_loaded(True):
+    with FLEX.replace_if_loaded(True), FLEX_OPERATOR.replace_if_loaded(_attend_densely):
         yield
+
+
+def _attend_densely(*args: object, **options: object) -> object:
+    """Flex attention by products and a softmax, which autograd differentiates as any other operators."""
+    attend = torch.ops.higher_order.flex_attention.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd]
+    return attend(*args, **options)

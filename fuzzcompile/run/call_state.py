@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import re
 import types
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -39,11 +40,19 @@ FactKind = Literal["value", "object", "same", "type", "length", "keys", "tensor"
 """What of it is compared: a plain value, which object it is, whether two names are of one tensor, a class, a length,
 keys in their order, the layout of a tensor, whether two tensors lie in one memory."""
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_PLAIN = (bool, int, float, complex, str, bytes, bytearray, range, type(None), torch.dtype, torch.device, torch.Size)
+# Objects that have a name, by which one of them is told from another.
+_NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_COMPARED_ELSEWHERE = (int, str, type(None), torch.Tensor)
+_OF_MODULES = frozenset(vars(nn.Module()))
 _MOST_SHOWN = 60
 _GRADIENT = ".grad"
 # What the compiler and torch note on the program's own objects.
 _NOTES = ("_torchdynamo", "_dynamo", "_compiled_call_impl", "_backward_hooks_")
+
+
+_UNTOLD = object()
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,7 @@ class StateFact:
     kind: FactKind
     value: object
     shown: str
-    plain: object = None  # of a value, a length or keys: what it is, for effects of a call
+    plain: object = _UNTOLD  # of a value, a length, keys or a name: what it is, for effects of a call
 
 
 FUNCTION_MODES = "the TorchFunctionModes that are entered"
@@ -91,7 +100,7 @@ _MODES: Mapping[str, Callable[[], object]] = {
 class CallState:
     """The facts of what a callable reaches; what they name is kept alive, so that an identity stands for one object.
 
-    Without ``attributes``, those of objects are left out, but for floats: a model has many, and others compare them.
+    Without ``attributes``, those of objects that others compare are left out: whole numbers, text, tensors.
     """
 
     def __init__(
@@ -140,18 +149,17 @@ class CallState:
     def list_effects(self, before: CallState, known: Collection[str]) -> dict[str, object]:
         """What a call has changed of plain values and containers: numbers and lengths by how much, by name.
 
-        Only functions, classes, containers and attributes that are floats are looked at; what is ``known`` by the path
-        of an attribute is left out.
+        Which class or function is held there is told by its name. What is ``known`` by the path of an attribute is left
+        out.
         """
         effects: dict[str, object] = {}
         for name in self.list_changes(before):
             was, now = before.facts.get(name), self.facts.get(name)
             fact = now or was
             assert fact is not None, "it is in one of the states"
-            attribute = fact.carrier == "attribute" and not isinstance(fact.plain, float)
             # What is new in a container stands with its length or its keys.
             new = fact.carrier == "item" and self.tells_presence(name, before)
-            if fact.kind not in _COMPARED or attribute or new or ".".join(re.findall(r"\w+", name)) in known:
+            if fact.plain is _UNTOLD or new or ".".join(re.findall(r"\w+", name)) in known:
                 continue
             effects[name] = _subtract(None if was is None else was.plain, None if now is None else now.plain)
         return effects
@@ -180,8 +188,11 @@ class CallState:
             elif value.is_leaf and value.requires_grad:
                 self._note("attribute", f"{name}{_GRADIENT}", value.grad)
         else:
-            self._add(name, StateFact(carrier, "object", id(value), _shorten(value)))
-            self._add(f"type({name})", StateFact(carrier, "type", id(type(value)), type(value).__qualname__))
+            kind, own = type(value), getattr(value, "__qualname__", _UNTOLD) if isinstance(value, _NAMED) else _UNTOLD
+            self._add(name, StateFact(carrier, "object", id(value), _shorten(value), own))
+            told = isinstance(value, _CONTAINERS) or holds_state(value)  # an iterator's class is no matter
+            plain = kind.__qualname__ if told else _UNTOLD
+            self._add(f"type({name})", StateFact(carrier, "type", id(kind), kind.__qualname__, plain))
 
     def _note_shared_memory(self, arguments: Mapping[str, object]) -> None:
         """Which arguments lie in the memory of an earlier one."""
@@ -204,14 +215,14 @@ class CallState:
         elif path.rpartition(".")[2] in HOOK_TABLES and not self._attributes:
             return
         elif isinstance(value, dict):
-            keys, plain = tuple(map(_key, value)), frozenset(repr(key) for key in value if isinstance(key, _PLAIN))
+            keys, plain = tuple(map(_key, value)), tuple(repr(key) for key in value if isinstance(key, _PLAIN))
             if path.rpartition(".")[2] in HOOK_TABLES:  # their keys are numbers that torch counts through the process
                 self._add(path, StateFact("item", "keys", keys, f"{len(keys)} hooks", len(keys)))
             else:
                 self._add(f"list({path})", StateFact("item", "keys", keys, _shorten(list(value)), plain))
             for key, held in dict.items(value):
                 self._note("item", f"{path}[{_show_key(key)}]", held)
-        elif isinstance(value, list | tuple):
+        elif isinstance(value, list | tuple | deque):
             items = tuple(map(_shorten, value))
             self._add(f"len({path})", StateFact("item", "length", len(value), str(len(value)), items))
             for number, held in enumerate(value):
@@ -222,7 +233,7 @@ class CallState:
             self._add(f"set({path})", held)
         elif holds_state(value) and not self._attributes:
             for name, held in iterate_attributes(value):
-                if isinstance(held, float):
+                if not isinstance(held, _COMPARED_ELSEWHERE) and name not in _OF_MODULES:
                     self._note("attribute", f"{path}.{name}" if path else name, held)
         elif holds_state(value):
             own = dict(iterate_attributes(value))
@@ -270,10 +281,6 @@ def _bind_parameters(target: Callable[..., object], arguments: Arguments) -> dic
 def _describe_value(carrier: Carrier, value: object) -> StateFact:
     # By text, since NaN is not itself.
     return StateFact(carrier, "value", (type(value), repr(value)), _shorten(value), value)
-
-
-# Kinds of facts of which a call's effect can be told.
-_COMPARED = ("value", "length", "keys")
 
 
 def _subtract(before: object, after: object) -> object:

@@ -172,7 +172,7 @@ class Observation:
 
 # Seeds the cotangents of the backward pass, in our runs and in the reproducers that we write.
 COTANGENT_SEED = 7
-_ABSENT = object()
+_ABSENT = "absent"
 # One form for NumPy's arrays and scalars: compiling turns scalars into arrays without dimensions, as documented.
 _NUMPY = "NumPy array"
 
@@ -293,11 +293,13 @@ def observe_mutations(call: int | None, before: StateBefore, program: CaseProgra
         if not same or moved:
             left = ObservableName(name, call, after=True)
             changed.append(Value(str(left), now, "mutation", aliases=shared, before=None if moved else old))
-    for name, attribute in reached.plain_attributes().items():
-        if attribute != before.attributes.get(name, _ABSENT):
+    attributes = reached.plain_attributes()
+    for name in dict.fromkeys((*before.attributes, *attributes)):
+        was, attribute = (held.get(name, _ABSENT) for held in (before.attributes, attributes))
+        if (type(attribute), attribute) != (type(was), was):
             observable = ObservableName(f"attribute {name}", call, after=True)
             changed.append(Value(str(observable), attribute, "mutation"))
-    for name, effect in CallState(reached, attributes=False).list_effects(before.held, before.attributes).items():
+    for name, effect in CallState(reached, attributes=False).list_effects(before.held, attributes).items():
         observable = ObservableName(f"{EFFECT}{name}", call, after=True)
         changed.append(Value(str(observable), effect, "mutation", precision=program.dtype))
     return changed

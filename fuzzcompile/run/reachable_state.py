@@ -199,7 +199,7 @@ def _iterate_plain(
     path: str, children: Iterable[tuple[str, object]], *, nested: bool = True
 ) -> Iterator[tuple[str, Plain]]:
     for name, child in children:
-        if child is None or isinstance(child, int | str):
+        if name and (child is None or isinstance(child, int | str)):  # a key of a dict has no name
             yield _join_path(path, name), child
         elif nested and isinstance(child, dict | list) and len(child) <= _MAX_ITEMS:
             yield from _iterate_plain(_join_path(path, name), _iterate_items(child), nested=False)

@@ -107,7 +107,7 @@ def run_eager(case: Case, device: torch.device, *, noise_seed: int | None = None
     program = build(case, device, double=double, streamed=True)
     if noise_seed is None:
         return observe(case, program, program.model)
-    with interpret_compiled_operators(case):
+    with interpret_compiled_operators():
         return observe(case, program, program.model, around=UlpNoise(noise_seed))
 
 
@@ -120,7 +120,7 @@ def run_float64(case: Case, device: torch.device, *, keep_casts: bool = True) ->
     say("running it in float64")
     program = build(case, device, double=True, streamed=True)
     mode = Float64Mode(keep_casts=keep_casts, native=program.dtype)
-    with interpret_compiled_operators(case):
+    with interpret_compiled_operators():
         return observe(case, program, program.model, around=mode), mode.saw_cast
 
 
@@ -140,14 +140,13 @@ CONDITION = ReplacedAttribute(
 
 
 @contextlib.contextmanager
-def interpret_compiled_operators(case: Case) -> Iterator[None]:
+def interpret_compiled_operators() -> Iterator[None]:
     """Run what compiles itself in eager mode (flex attention, conditions) operator by operator in the block.
 
     That is for runs under a dispatch mode, where dynamo captures nothing: of branches that it has not captured, the
     backward pass of a condition raises.
     """
-    flex_attention = interpret_flex_attention(differentiates=case.differentiates)
-    with flex_attention, CONDITION.replace_if_loaded(_take_branch):
+    with interpret_flex_attention(), CONDITION.replace_if_loaded(_take_branch):
         yield
 
 

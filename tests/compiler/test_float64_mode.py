@@ -257,16 +257,22 @@ def test_bits_of_integers_are_read_in_the_dtype_that_the_program_names():
     assert back.flatten().tolist() == [0x3F800000, 0x40000000]
 
 
-def test_a_bias_of_flex_attention_by_distance_is_computed():
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_bias_of_flex_attention_by_distance_is_computed(grad: bool):
     """Its product of integers and a number is promoted: the number, as a tensor of that dtype already, stays one."""
     from torch.nn.attention.flex_attention import flex_attention
 
     def biased(score, batch, head, row, column):
-        return score - (row - column).abs() * 0.25
+        return score - (row - column).abs() * 0.25 * slope
 
-    query = torch.randn(1, 1, 4, 16, dtype=torch.float64)
-    with interpret_flex_attention(differentiates=False), Float64Mode(keep_casts=True):
+    # On a CPU, torch refuses queries that require gradients, but no slopes.
+    query, slope = torch.randn(1, 1, 4, 16, dtype=torch.float64), torch.tensor(0.5).double().requires_grad_(grad)
+    with torch.set_grad_enabled(grad), interpret_flex_attention(), Float64Mode(keep_casts=True):
         attended = flex_attention(query, query, query, score_mod=biased)
     distance = torch.arange(4)[:, None] - torch.arange(4)
-    scores = query @ query.transpose(-1, -2) / 4 - distance.abs() * 0.25
-    assert attended.dtype == torch.float64 and torch.allclose(attended, scores.softmax(-1) @ query)
+    scores = query @ query.transpose(-1, -2) / 4 - distance.abs() * 0.25 * slope
+    expected = scores.softmax(-1) @ query
+    assert attended.dtype == torch.float64 and torch.allclose(attended, expected)
+    if grad:
+        gradients = [torch.autograd.grad((each * each).sum(), slope)[0] for each in (attended, expected)]
+        assert torch.allclose(*gradients)

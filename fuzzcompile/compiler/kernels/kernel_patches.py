@@ -233,9 +233,21 @@ def wrap_run_node(watch: LoweringWatch, call: Function, graph: GraphLowering, no
         if is_chosen(watch.control.realised, lowered.labels.get(node.name)) and hasattr(result, "realize"):
             result = _copy_view(result)
             result.realize()
+        if watch.control.strided:
+            result = _lay_out(result, graph.user_visible_output_strides.get(node) or ())
         lowered.values[node.name] = getattr(result, "data", result)
         lowered.marks[node.name] = len(graph.operations)
     return result
+
+
+def _lay_out(value: Any, strides: Sequence[int | torch.SymInt]) -> Any:
+    """The value in memory of these strides, a copy where it has others; as it is where there are none, or of data."""
+    from torch._inductor.ir import ExternKernel, TensorBox
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    if not strides or not isinstance(value, TensorBox) or free_unbacked_symbols(strides):
+        return value
+    return ExternKernel.require_exact_strides(value, strides)
 
 
 def _copy_view(value: Any) -> Any:

@@ -138,6 +138,7 @@ _CHANGES = Control(
     realised=("aten.exp.default",),
     scalarised=("exp",),
     separate=True,
+    strided=True,
 )
 
 

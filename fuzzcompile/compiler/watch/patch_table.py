@@ -426,6 +426,7 @@ REPLACED: tuple[ReplacedAttribute, ...] = (
     torch_api.CUDA,
     attention_backends.ATTENTION,
     attention_backends.FLEX,
+    attention_backends.FLEX_OPERATOR,
     runs.CONDITION,
     compiling_predicate.COMPILING,
     compiling_predicate.EXPORTING,

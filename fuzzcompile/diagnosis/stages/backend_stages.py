@@ -35,7 +35,7 @@ from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import CODEGEN, CUDAGRAPHS, FAKE_TENSOR, LOWERING, RUNTIME, SCHEDULER
-from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.model.verdicts import AGREEING, Verdict
 
 _MAX_OPERATORS = 3
 
@@ -188,6 +188,23 @@ def prove_any_lowering(ablator: Ablator) -> Attribution | None:
         return None
     in_code = _prove_in_scalars(ablator, steps[named])
     return in_code or Attribution(_make_operator_culprit(steps[named], necessary=True))
+
+
+_STRIDES = "strides of a view"
+
+
+def prove_output_strides(ablator: Ablator) -> Attribution | None:
+    """Strides of an output whose order alone is kept, because it is a view; None if more is wrong than strides.
+
+    A view may be lowered to a loop, and what is a view of it, too.
+    """
+    wrong = [each.finding for each in ablator.trial.judgement.comparisons if each.finding not in AGREEING]
+    if ablator.verdict is not Verdict.METADATA or set(wrong) != {"stride"} or ablator.screens:
+        return None
+    if not ablator.attempt_under(Lowered(Control(strided=True), "outputs laid out as the graph says"))[1]:
+        return None
+    place = find_definition(facts().places.output_strides)
+    return Attribution(Culprit(LOWERING, None, _STRIDES, _STRIDES, (), *place, necessary=True))
 
 
 def _make_operator_culprit(wrong: LoweredStep, *, necessary: bool | None = None) -> Culprit:

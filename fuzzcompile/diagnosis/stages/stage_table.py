@@ -133,6 +133,7 @@ ORDER: tuple[SearchStep, ...] = (
     SearchStep(Shows.IN_GRAPHS, graph_ways.prove_runtime),
     SearchStep(Shows.IN_CODE, graph_ways.prove_repeated_outputs),
     SearchStep(Shows.IN_CODE, prove_templates),
+    SearchStep(Shows.IN_CODE, backend_stages.prove_output_strides),
     SearchStep(Shows.IN_CODE, partial(search_behind_graphs, BACKEND_STAGES)),
     SearchStep(Shows.IN_CODE, backend_stages.prove_vectors),
     SearchStep(Shows.UNPROVED, partial(prove_rewrites, ground=Ground.SHARED_MEMORY)),

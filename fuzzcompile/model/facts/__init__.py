@@ -203,6 +203,7 @@ class CodePlaces(FactTable, frozen=True):
     write_in_place: str
     scalar_check: str
     index_propagation: str
+    output_strides: str
     program_views: str
     program_results: str
     graph_recording: str

@@ -498,3 +498,27 @@ def test_a_rewrite_that_reads_memory_behind_a_write_is_one_bug_whatever_is_writt
         assert report["culprit"]["rewrite"] == "remove_noop_ops" and report["culprit"]["necessary"] is True
         signatures.add(report["signature"])
     assert len(signatures) == 1 and signatures.pop().endswith(":sharing")
+
+
+# A view that is lowered to a loop has strides of its own, and so has what is a view of it.
+LOWERED_TO_A_LOOP = """
+import torch
+
+def program(x):
+    y = x ^ 1
+    return {view}
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randint(9, (3, 4), dtype=torch.int32),)
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="which views are loops hangs on the torch")
+def test_strides_of_views_are_one_bug_whatever_the_view(write_case: Callable[..., Path]):
+    signatures = set()
+    for view in ("y.view(torch.float32).unfold(-1, 2, 1)", "y.unfold(-1, 2, 1).diagonal(0, -2, -1)"):
+        report = triage(load_case(write_case(LOWERED_TO_A_LOOP.replace("{view}", view))), torch.device("cpu")).to_json()
+        assert (report["culprit"]["stage"], report["culprit"]["necessary"]) == ("lowering", True)
+        signatures.add(report["signature"])
+    assert signatures == {"lowering:torch/_inductor/graph.py:strides of a view"}
