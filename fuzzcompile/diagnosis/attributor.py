@@ -16,6 +16,7 @@ from fuzzcompile.compiler.compile_changes import (
     Backend,
     CompileChange,
     CompilePath,
+    DynamoSettings,
     GraphBreak,
     InductorSettings,
     OmittedPass,
@@ -135,8 +136,9 @@ def _iter_candidates(culprit: Culprit, ablator: Ablator) -> Iterator[CompileChan
         changed = {key: value for key, value in settings.items() if known[key] not in (MISSING, value)}
         if changed:
             yield InductorSettings(changed)
-    switched = (facts().aot_autograd.alias_copy, facts().aot_autograd.tangent_copy)
-    yield from (TracingSettings(each.without) for each in switched if each.function == culprit.rewrite)
+    tracing = (facts().aot_autograd.alias_copy, facts().aot_autograd.tangent_copy)
+    for changes, switched in ((TracingSettings, tracing), (DynamoSettings, facts().symbols.values())):
+        yield from (changes(each.without) for each in switched if each.function == culprit.rewrite)
     if culprit.stage not in GRAPH_STAGES:
         calls = find_captured_calls(ablator.trial.ledger, culprit.site, culprit.nodes)
         functions = tuple((name, call) for name, call in calls.items() if is_function(call))

@@ -24,7 +24,7 @@ from fuzzcompile.model import stages
 _LOST, _OPERATORS, _KERNELS = operators.LOST_CHECKS, operators.OPERATORS, operators.KERNELS
 DYNAMO = SideBySide(
     stages.DYNAMO,
-    (_LOST, tracing_ways.EFFECTS, tracing_ways.CALLS, tracing_ways.BRANCH),
+    (_LOST, tracing_ways.EFFECTS, tracing_ways.CALLS, tracing_ways.BRANCH, tracing_ways.SYMBOLS),
     cleared_by=CAPTURE_ONLY,
 )
 FUNCTIONALIZATION = SideBySide(

@@ -14,11 +14,12 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
-from fuzzcompile.compiler.compile_changes import CAPTURE_ONLY, BypassedNodes, GraphBreak
+from fuzzcompile.compiler.compile_changes import CAPTURE_ONLY, BypassedNodes, DynamoSettings, GraphBreak
 from fuzzcompile.compiler.functional_run import run_eagerly
 from fuzzcompile.compiler.graph_breaks import find_handler, find_numpy_name, resolve_call
 from fuzzcompile.compiler.graph_replay import list_random_calls
 from fuzzcompile.compiler.kernels.kernel_loops import find_definition
+from fuzzcompile.compiler.kernels.lowering_control import get_operator_name
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.compiler.operators.operator_crossref import (
     list_called_operators,
@@ -31,7 +32,7 @@ from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culp
 from fuzzcompile.diagnosis.operators.operator_ways import iter_program_lines
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
 from fuzzcompile.diagnosis.stages import ways
-from fuzzcompile.diagnosis.stages.ways import Found
+from fuzzcompile.diagnosis.stages.ways import Found, iter_captured
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.evidence import EFFECT, ObservableName
@@ -250,6 +251,25 @@ class _CallRecorder(TorchFunctionMode):
 
 CALLS = ways.Way("a program's calls, and the nodes of dynamo's graphs", _compare_calls, ways.prove_without)
 BRANCH = ways.Way("the operators of a program, and those of dynamo's graph", _find_branch, _prove_branch)
+
+
+# Numbers that dynamo makes symbols once they have changed: what it computes of these, it computes by other code.
+
+
+def _find_symbols(divergence: Divergence) -> Iterator[Found]:
+    if len(divergence.trial.ledger.frames) < 2 and not divergence.experiments.case.settings.dynamic:
+        return
+    nodes = (node for each in iter_captured(divergence.trial.ledger) for node in each.record.snapshots[0].graph.nodes)
+    computing = (node for node in nodes if isinstance(node.meta.get("example_value"), _NUMBERS))
+    named = next((get_operator_name(node.target) for node in computing if node.op == "call_function"), None)
+    for symbol in facts().symbols.values():
+        name, place = symbol.function, find_definition(symbol.place)
+        culprit = Culprit(DYNAMO, None, name, named or name, (), *place, details={"kind": "symbol"})
+        yield Found(culprit, DynamoSettings(symbol.without))
+
+
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+SYMBOLS = ways.Way("numbers that are symbols", _find_symbols, ways.prove_without, most=None)
 
 
 # What a call leaves in Python objects: dynamo replays it behind its graphs.

@@ -278,6 +278,7 @@ class Facts(FactTable, frozen=True):
     bitwise: BitwiseFacts
     fusions: FusionFacts
     decisions: Mapping[str, CompilerDecision]
+    symbols: Mapping[str, SwitchedFunction]
     aot_autograd: AotAutogradFacts
     custom_passes: CustomPassFacts
     places: CodePlaces
