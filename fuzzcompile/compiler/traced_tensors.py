@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fuzzcompile.compiler.graph_replay import replay_graph
 from fuzzcompile.compiler.watch.ledger import Snapshot
-from fuzzcompile.run.tensors import is_plain
+from fuzzcompile.run.tensors import is_inexact, is_plain
 
 # Elements up to which a tensor is summed up.
 _MOST_ELEMENTS = 2**16
@@ -47,7 +47,7 @@ class TensorSummary:
             return False
         if self.sums is None or other.sums is None:
             return True
-        floating = self.dtype.is_floating_point or self.dtype.is_complex
+        floating = is_inexact(self.dtype)
         allowed = _STEPS * torch.finfo(self.dtype).eps * max(self.size, other.size) if floating else 0.0
         return all(abs(ours - theirs) <= allowed for ours, theirs in zip(self.sums, other.sums, strict=True))
 

@@ -23,7 +23,7 @@ from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.model.templates import get_template
 from fuzzcompile.programs.ir.case_source import format_literal
 from fuzzcompile.run.device import seed_everything
-from fuzzcompile.run.tensors import is_plain
+from fuzzcompile.run.tensors import is_inexact, is_plain
 
 
 def list_operators(only: Sequence[str] = ()) -> tuple[OpInfoOperator, ...]:
@@ -179,7 +179,7 @@ def lay_out_cotangent(name: str, result: object, layout: str) -> Iterator[str]:
     if isinstance(result, tuple | list):
         for number, part in enumerate(result):
             yield from lay_out_cotangent(f"{name}[{number}]", part, layout)
-    elif isinstance(result, torch.Tensor) and result.dim() and (result.is_floating_point() or result.is_complex()):
+    elif isinstance(result, torch.Tensor) and result.dim() and is_inexact(result):
         last = tuple(range(1, result.dim()))
         long = [dimension for dimension, size in enumerate(result.shape) if size > 1]
         yield {

@@ -34,6 +34,7 @@ from fuzzcompile.run.tensors import (
     flatten_storage,
     has_meta_tensors,
     is_higher_order,
+    is_inexact,
     map_leaves,
     materialize_zeros,
     run_inside,
@@ -156,7 +157,7 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A copy of an argument in the dtype that it has in the program, laid out in the same way; a dtype likewise."""
         if value is torch.float64:  # asked of a tensor: ``rand(shape, dtype=x.dtype)``
             return self._native
-        if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+        if not isinstance(value, torch.Tensor) or not is_inexact(value):
             return value
         dtype = value.dtype
         if dtype is torch.float64:
@@ -272,7 +273,7 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _vary_undefined(self, source: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
         """The result of a cast, with undefined values varied by seed: C++ defines none for a number out of range."""
-        if not source.dtype.is_floating_point or result.dtype.is_floating_point or result.dtype.is_complex:
+        if not source.dtype.is_floating_point or is_inexact(result.dtype):
             return result
         if result.dtype is torch.bool or source.layout is not torch.strided:
             return result

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from fuzzcompile.model.thresholds import ALWAYS_ALLOWED, LEAST_SLICE, ROUNDING_FACTOR
-from fuzzcompile.run.tensors import densify
+from fuzzcompile.run.tensors import densify, is_inexact
 
 # torch.testing.assert_close: (rtol, atol) by dtype.
 DEFAULT_TOLERANCE = {
@@ -55,7 +55,7 @@ def distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 def exact_distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """:func:`distance`, but never 0 between integers that differ: float64 cannot represent all beyond 2**53."""
     apart = distance(first, second)
-    if first.dtype != second.dtype or first.is_floating_point() or first.is_complex():
+    if first.dtype != second.dtype or is_inexact(first):
         return apart
     differ = (first != second).to(apart.device)
     return apart.masked_fill_(differ & (apart < 1.0), 1.0)
@@ -71,7 +71,7 @@ def have_same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
             first, second = first.cpu(), second.cpu()
         if torch.equal(densify(first), densify(second)):
             return True
-        if not (first.is_floating_point() or first.is_complex()):
+        if not is_inexact(first):
             return False
     return all(not bool(_measure_distance(*pair).any()) for _, pair in iter_pieces(first, second))
 

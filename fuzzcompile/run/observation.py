@@ -23,6 +23,7 @@ from fuzzcompile.run.tensors import (
     densify,
     find_aliases,
     has_own_class,
+    is_inexact,
     is_wrapped,
     is_wrapper,
     list_significant_strides,
@@ -272,7 +273,7 @@ def observe_tangents(call: int | None, output: object) -> list[Value]:
         return []
     tangents = []
     for name, leaf in name_leaves(str(ObservableName("out", call, "tangent")), output):
-        if isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
+        if isinstance(leaf, torch.Tensor) and is_inexact(leaf):
             tangent = read_tangent(leaf)
             tangents.append(Value(name, None if tangent is None else _copy_dense(tangent), "gradient"))
     return tangents
@@ -351,7 +352,7 @@ def weigh_outputs(output: object) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(COTANGENT_SEED)
     losses = []
     for _, leaf in name_leaves("out", output):
-        if not isinstance(leaf, torch.Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
+        if not isinstance(leaf, torch.Tensor) or not is_inexact(leaf):
             continue
         with _disable_current_modes():  # these casts are ours, not the program's
             drawn = torch.randn(leaf.shape, generator=generator).to(torch.bfloat16).to(torch.float16)

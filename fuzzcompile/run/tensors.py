@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+def is_inexact(value: torch.Tensor | torch.dtype) -> bool:
+    """Return whether a tensor or a dtype is of floating or complex numbers: they round, and have gradients."""
+    dtype = value.dtype if isinstance(value, torch.Tensor) else value
+    return dtype.is_floating_point or dtype.is_complex
+
+
 # Values nested in containers that pytree does not know: dataclasses, and subclasses of dict, list and tuple.
 
 T = TypeVar("T")

@@ -30,7 +30,7 @@ from fuzzcompile.run import differences
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.metrics import rms
 from fuzzcompile.run.runs import OperatorWatch
-from fuzzcompile.run.tensors import Operator, copy_tree, has_own_elements
+from fuzzcompile.run.tensors import Operator, copy_tree, has_own_elements, is_inexact
 
 _FACTS = facts().operators
 # Calls of one forward pass that are kept, with their arguments, and the elements of all of these.
@@ -173,9 +173,7 @@ class _CallAlongDirection:
 def _list_differentiable(leaves: Sequence[object]) -> list[int]:
     """The positions of the tensors that may have a gradient."""
     tensors = [leaf if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
-    return [
-        at for at, leaf in enumerate(tensors) if leaf is not None and (leaf.is_floating_point() or leaf.is_complex())
-    ]
+    return [at for at, leaf in enumerate(tensors) if leaf is not None and is_inexact(leaf)]
 
 
 def _list_results(result: object) -> list[torch.Tensor]:
@@ -250,7 +248,7 @@ class _ByDifferences(torch.autograd.Function):
         kept = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         ctx.compute, ctx.leaves = compute, kept
         plain = [r for r in results if isinstance(r, torch.Tensor)]
-        ctx.mark_non_differentiable(*(r for r in plain if not (r.is_floating_point() or r.is_complex())))
+        ctx.mark_non_differentiable(*(r for r in plain if not is_inexact(r)))
         return results
 
     @staticmethod

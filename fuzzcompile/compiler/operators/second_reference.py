@@ -44,7 +44,15 @@ from fuzzcompile.model.thresholds import (
 from fuzzcompile.run import metrics
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.reference.formulas import apply_formula
-from fuzzcompile.run.tensors import Operator, copy_tree, double_dtype, map_leaves, materialize_zeros, share_storage
+from fuzzcompile.run.tensors import (
+    Operator,
+    copy_tree,
+    double_dtype,
+    is_inexact,
+    map_leaves,
+    materialize_zeros,
+    share_storage,
+)
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -220,7 +228,7 @@ class NativeCheck(OperatorMode):  # type: ignore[no-untyped-call]
         generator, spread = torch.Generator().manual_seed(0), 0.0
 
         def move(x: torch.Tensor) -> torch.Tensor:
-            if not (x.is_floating_point() or x.is_complex()):
+            if not is_inexact(x):
                 return x
             return x * (1 + eps * (torch.rand(x.shape, generator=generator) * 2 - 1)).to(x.dtype)
 
@@ -353,7 +361,7 @@ def measure_change(given: Arguments, own: Sequence[torch.Tensor | None], other: 
 
     What vanishes beside the arguments is rounding of terms that cancel.
     """
-    floating = [leaf for leaf in _list_tensors(given) if leaf.is_floating_point() or leaf.is_complex()]
+    floating = [leaf for leaf in _list_tensors(given) if is_inexact(leaf)]
     least = VANISHING * max((metrics.rms(leaf) for leaf in floating), default=0.0)
     steps = [0.0]
     for mine, theirs in zip(own, other, strict=False):

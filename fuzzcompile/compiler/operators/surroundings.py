@@ -31,7 +31,7 @@ from fuzzcompile.compiler.operators.second_reference import (
 from fuzzcompile.model.thresholds import SEMANTIC_STEP
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.metrics import have_same_values
-from fuzzcompile.run.tensors import Operator, copy_tree, map_leaves, materialize_zeros
+from fuzzcompile.run.tensors import Operator, copy_tree, is_inexact, map_leaves, materialize_zeros
 
 # Elements on either side of an argument, beside as many as it has.
 _PADDING = 256
@@ -119,7 +119,7 @@ def _surround(arguments: Arguments, sign: int) -> Arguments:
 def _choose(tensor: torch.Tensor, sign: int) -> float | int | bool:
     if tensor.dtype is torch.bool:
         return sign > 0
-    if not (tensor.is_floating_point() or tensor.is_complex()):
+    if not is_inexact(tensor):
         return int(tensor.max()) if sign > 0 else 0
     finite = torch.nan_to_num(tensor.detach().abs().float(), 0.0, 0.0, 0.0)
     return sign * (2 * float(finite.max()) + 1)

@@ -35,6 +35,7 @@ from fuzzcompile.programs.shrink.search import capture_graph_programs, write_out
 from fuzzcompile.run import metrics
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.pool.worker import say
+from fuzzcompile.run.tensors import is_inexact
 
 # A window on a captured graph: the statements around a culprit's site as a program of their own.
 
@@ -84,7 +85,7 @@ def _with_plain_inputs(program: Program) -> Program:
     def simplify(input_: Input) -> Input:
         if input_.fill != "recorded" or input_.values is None:
             return input_
-        if input_.dtype.is_floating_point or input_.dtype.is_complex:
+        if is_inexact(input_.dtype):
             return replace(input_, fill="randn", values=None)
         return replace(input_, fill="literal") if 0 < input_.values.numel() <= MOST_LITERALS else input_
 

@@ -47,7 +47,7 @@ from fuzzcompile.run import metrics, runs
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.device import describe_run_error
 from fuzzcompile.run.metrics import have_same_values
-from fuzzcompile.run.tensors import list_significant_strides
+from fuzzcompile.run.tensors import is_inexact, list_significant_strides
 
 # What is the matter: "check" that the kernel raises and the other way does not, "raises" the reverse; "numbers" that
 # both draw from one state and draw other random numbers.
@@ -240,7 +240,7 @@ def find_worst_element(kernel: OperatorOutcome, other: OperatorOutcome) -> tuple
 
 def has_floats(values: Sequence[Any]) -> bool:
     """Return whether some tensor among the values is floating or complex."""
-    return any(isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_complex()) for v in values)
+    return any(isinstance(v, torch.Tensor) and is_inexact(v) for v in values)
 
 
 # A kernel that gives other values on operands of one layout than on contiguous copies of them. Where eager mode alone

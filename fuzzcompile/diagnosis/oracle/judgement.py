@@ -22,6 +22,7 @@ from fuzzcompile.model.thresholds import ROUNDING_FACTOR, VANISHING
 from fuzzcompile.model.verdicts import AGREEING, FORMS, Comparison, Finding, Verdict
 from fuzzcompile.run import metrics
 from fuzzcompile.run.observation import Failure, Observation, Value, drop_effects
+from fuzzcompile.run.tensors import is_inexact
 
 # Compare one observable of the compiled run with its counterparts in eager and in the reference.
 
@@ -165,7 +166,7 @@ def _compare_tensors(
     if _is_coarser(actual, expected):
         # The wrong dtype is a finding of its own: the values need only be as exact as that dtype can hold them.
         expected, samples = expected.to(actual.dtype), [sample.to(actual.dtype) for sample in samples]
-    if not (expected.is_floating_point() or expected.is_complex()):
+    if not is_inexact(expected):
         return compare_integers(eager, expected, actual, exact, samples)
     factor = ROUNDING_FACTOR if factor_of is None else factor_of(expected.dtype)
     return compare_floats(eager, expected, actual, exact, samples, smallest_scale, factor)
@@ -382,7 +383,7 @@ def _measure_scale(value: Value | None) -> float:
 def _list_weighed(run: Observation) -> list[tuple[str, torch.Size]]:
     """The outputs that the loss of a run weighs, by numbers that hang on those before them."""
     tensors = [value for value in run.values if value.kind == "output" and isinstance(value.value, torch.Tensor)]
-    weighed = (value for value in tensors if value.value.is_floating_point() or value.value.is_complex())
+    weighed = (value for value in tensors if is_inexact(value.value))
     return [(value.name, value.value.shape) for value in weighed]
 
 

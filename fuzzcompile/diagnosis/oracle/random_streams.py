@@ -40,6 +40,7 @@ from fuzzcompile.model.thresholds import ROUNDING_FACTOR
 from fuzzcompile.model.verdicts import Comparison
 from fuzzcompile.run import metrics
 from fuzzcompile.run.observation import Observation
+from fuzzcompile.run.tensors import is_inexact
 
 SEEDS = 16
 # Fewest runs of either side that are compared.
@@ -302,7 +303,7 @@ def _measure_scale(samples: Sequence[Sample]) -> float:
 
 
 def _smallest_difference(dtype: torch.dtype) -> float:
-    if not (dtype.is_floating_point or dtype.is_complex):
+    if not is_inexact(dtype):
         return 0.0
     return max(SMALLEST, 64 * torch.finfo(dtype).eps)
 

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.programs.edits.pattern_program import Operand
+from fuzzcompile.run.tensors import is_inexact
 
 
 @dataclass(eq=False)
@@ -540,7 +541,7 @@ def _make_tensors(value: object) -> object:
         dtype = getattr(torch, operand.dtype)
         if operand.dtype == "bool":
             return torch.rand(operand.shape) > 0.5
-        if dtype.is_floating_point or dtype.is_complex:
+        if is_inexact(dtype):
             return torch.randn(operand.shape).to(dtype)
         return torch.randint(0, operand.high, operand.shape, dtype=dtype)
 

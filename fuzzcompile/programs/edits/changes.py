@@ -19,6 +19,7 @@ from fuzzcompile.programs.ir.case_source import Writer, input_expression, is_con
 from fuzzcompile.programs.ir.evaluation import Evaluation, evaluate
 from fuzzcompile.programs.ir.program import Input, Program, Ref, Statement, find_refs, map_leaves
 from fuzzcompile.programs.ir.tracing import OPERATORS
+from fuzzcompile.run.tensors import is_inexact
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def generate_substitutes(program: Program) -> Iterator[Change]:
 
     They say where a bug is, and not why.
     """
-    integers = (x for x in program.inputs if not (x.dtype.is_floating_point or x.dtype.is_complex))
+    integers = (x for x in program.inputs if not is_inexact(x.dtype))
     widened = (_change_dtype(program, x, torch.int64) for x in integers if x.dtype is not torch.bool)
     changed = (change for statement in program.statements for change in _substitute(program, statement))
     return _select_running(program, chain(widened, changed))
@@ -236,7 +237,7 @@ def _use_copy(program: Program, user: Statement, name: str, copy: Statement) -> 
 def _change_input_values(program: Program) -> Iterator[Change]:
     """Zeros for whole numbers, random numbers for those that are all alike, then random numbers from [0, 1)."""
     for input_ in program.inputs:
-        if input_.dtype.is_floating_point or input_.dtype.is_complex:
+        if is_inexact(input_.dtype):
             if input_.fill in ("zeros", "ones", "arange", "literal"):
                 yield _change_values(program, input_, replace(input_, fill="randn", values=None))
         elif input_.dtype is not torch.bool and input_.fill != "zeros":

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fuzzcompile.programs.ir.program import Fill, Input, Program, Ref, Statement, use_plain_names
+from fuzzcompile.run.tensors import is_inexact
 
 # Python expressions for inputs: their values, dtypes and strides.
 
@@ -104,7 +105,7 @@ def list_fills(input_: Input) -> list[Fill]:
         choices: list[Fill] = ["ones", "zeros", "randint"]
         if len(input_.shape) >= 2:
             choices.insert(2, "tril")
-    elif input_.dtype.is_floating_point or input_.dtype.is_complex:
+    elif is_inexact(input_.dtype):
         choices = ["randn", "ones", "zeros", "arange", "rand"]
         choices = [fill for fill in choices if not (input_.dtype.is_complex and fill == "arange")]
     else:

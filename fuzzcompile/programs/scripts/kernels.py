@@ -31,7 +31,7 @@ from fuzzcompile.programs.ir.case_source import (
 )
 from fuzzcompile.programs.ir.program import Fill, Input
 from fuzzcompile.run.reference.formula_text import WrittenArray, write_formulas
-from fuzzcompile.run.tensors import copy_tree
+from fuzzcompile.run.tensors import copy_tree, is_inexact
 
 # Beyond rounding: relative to the largest element of the result.
 _SHARE = 1e-3
@@ -203,7 +203,7 @@ def _write_arguments(call: AtenCall, *, drawn: bool) -> tuple[list[str], list[st
 
 def _expression(name: str, tensor: torch.Tensor, *, drawn: bool) -> str:
     input_ = Input.from_tensor(name, tensor.detach())
-    fill: Fill = "randn" if tensor.is_floating_point() or tensor.is_complex() else "zeros"
+    fill: Fill = "randn" if is_inexact(tensor) else "zeros"
     if tensor.is_floating_point() and tensor.numel() and not bool((tensor < 0).any()):
         fill = "rand"  # a variance, a probability
     if tensor.numel() > MOST_LITERALS or (drawn and fill in ("randn", "rand")):

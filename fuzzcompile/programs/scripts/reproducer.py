@@ -29,6 +29,7 @@ from fuzzcompile.programs.scripts.script_plan import (
 from fuzzcompile.programs.shrink.search import same_bug
 from fuzzcompile.run.case_program import RUN_SEED
 from fuzzcompile.run.observation import COTANGENT_SEED
+from fuzzcompile.run.tensors import is_inexact
 
 # The user's own passes and backend that a reproducer needs to show its bug.
 
@@ -304,9 +305,7 @@ class _Texts:
         if isinstance(output, torch.Tensor):
             return f"out.backward({cotangent.format('out', _GENERATOR)})"
         leaves = "out" if is_flat(output) and not isinstance(output, dict) else "tree_leaves(out)"
-        if not all(
-            isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex()) for x in tree_leaves(output)
-        ):
+        if not all(isinstance(x, torch.Tensor) and is_inexact(x) for x in tree_leaves(output)):
             leaves = f"[x for x in {leaves} if torch.is_tensor(x) and x.is_floating_point()]"
         products = f"sum((x * {cotangent.format('x', 'random')}).sum() for x in {leaves})"
         return f"random = {_GENERATOR}\n{products}.backward()"

@@ -25,7 +25,7 @@ from fuzzcompile.run.case import Case
 from fuzzcompile.run.case_program import RUN_SEED, build
 from fuzzcompile.run.device import seed_everything
 from fuzzcompile.run.observation import Observation, Value
-from fuzzcompile.run.tensors import find_aliases, is_wrapped, list_tensors
+from fuzzcompile.run.tensors import find_aliases, is_inexact, is_wrapped, list_tensors
 
 # Eager runs of a case, which decide how short its script can be.
 
@@ -46,7 +46,7 @@ class Observable:
     @property
     def floating(self) -> bool:
         """Return whether rounding can touch it."""
-        return self.dtype is not None and (self.dtype.is_floating_point or self.dtype.is_complex)
+        return self.dtype is not None and is_inexact(self.dtype)
 
 
 @dataclass(frozen=True)
