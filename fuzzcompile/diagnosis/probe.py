@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -26,7 +26,8 @@ from fuzzcompile.diagnosis.stale_calls import find_stale_call
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.diagnosis.wrong_side import find_wrong_side, word_eager_fault
-from fuzzcompile.model.contract import EAGER, find_broken_promise
+from fuzzcompile.model.contract import EAGER, ReportJson, find_broken_promise
+from fuzzcompile.model.severity import Severity, rate_severity
 from fuzzcompile.model.signatures import normalise_message, parse_fingerprint, renew
 from fuzzcompile.model.stages import AROUND_CAPTURE, ATEN, BEHIND_GRAPHS, DYNAMO, GRAPH_STAGES
 from fuzzcompile.model.verdicts import Verdict
@@ -76,7 +77,7 @@ class SignatureLock:
     ``named`` says that a culprit has a name; otherwise ``error`` distinguishes one error from another, and all else is
     held by stage. ``causes`` holds the fingerprint of the cause, if it is known: no probe looks for it, but a full
     judgement tries it first. ``promise`` is the promise of equal bits that is broken where no value is wrong: no probe
-    shows that (`fuzzcompile.diagnosis.bitwise.promises.find_broken_bits`).
+    shows that (`fuzzcompile.diagnosis.bitwise.promises.find_broken_bits`). What is ``silent`` may not come to raise.
     """
 
     verdict: str
@@ -88,6 +89,7 @@ class SignatureLock:
     error: str | None = None
     causes: tuple[str, ...] = ()
     promise: str | None = None
+    silent: bool = False
 
     @classmethod
     def of(cls, report: Mapping[str, Any], keep: Keep = "culprit") -> SignatureLock:
@@ -108,6 +110,7 @@ class SignatureLock:
             error=f"{parts[1]}: {parts[2]}"[:_MESSAGE] if plain else None,
             causes=() if cause is None or keep == "verdict" else (cause,),
             promise=find_broken_promise(report),
+            silent=rate_severity(cast("ReportJson", report)) is Severity.SILENT,
         )
 
     @property
@@ -129,6 +132,8 @@ class SignatureLock:
         does not order the suspects.
         """
         if not probe.is_bug or probe.verdict.kind != Verdict(self.verdict).kind:
+            return False
+        if self.silent and probe.error is not None:  # a stale graph may do either
             return False
         if self.keep == "verdict":
             return True

@@ -26,7 +26,7 @@ from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.model.facts import UnsafeSetting, facts
 from fuzzcompile.model.stages import DYNAMO, RUNTIME, find_file_stage
-from fuzzcompile.model.verdicts import AGREEING, Verdict
+from fuzzcompile.model.verdicts import AGREEING, ERRORS, Verdict
 from fuzzcompile.run.call_state import FUNCTION_MODES, CallState, FactKind, StateFact
 from fuzzcompile.run.code_files import get_module_file
 
@@ -149,6 +149,7 @@ def explain_stale_call(attempt: Compile, decision: Decision) -> StaleCall | None
         culprit = replace(culprit, confidence="high" if len(needed) == 1 else "low")
     attribution = Attribution(culprit, ablations=ablations, workaround=Workaround(_RESET))
     why = "a call runs the graph of an earlier one: compiled anew from the same state, it agrees with eager mode"
+    why += f"; as it is, it raises {decision.detail}" if decision.verdict in ERRORS and decision.detail else ""
     told = f"{why}; what changed in between: {'; '.join(culprit.details['between_calls']) or 'nothing that it reaches'}"
     stale = StaleCall(replace(decision, verdict=Verdict.STALE, detail=told), attribution)
     return _allow_setting(attempt, stale) or stale

@@ -73,6 +73,8 @@ def rate_bug(verdict: str | None, outputs: Sequence[OutputJson]) -> Severity | N
             return Severity.SILENT
         return Severity.RAISING_LAYOUT if any(map(_view_raises, wrong)) else Severity.LAYOUT
     own = _OF_VERDICT.get(verdict or "")
+    if verdict == "stale" and not outputs:  # nothing was left to compare
+        return Severity.ERROR
     if own is Severity.ACCEPTS_INVALID and wrong:  # and computes something else
         return Severity.SILENT
     if own is Severity.SILENT and wrong and all(output.get("finding") == "alias" for output in wrong):

@@ -105,3 +105,13 @@ def test_among_rewrites_the_first_suspect_counts():
     assert target.matches(CaseProbe(Verdict.NONFINITE, (sfdp, other)))
     assert not target.matches(CaseProbe(Verdict.NONFINITE, (other, sfdp)))
     assert not target.matches(CaseProbe(Verdict.METADATA, (sfdp,)))
+
+
+@pytest.mark.parametrize(("outputs", "may_raise"), [([{"name": "out0", "finding": "far"}], False), ([], True)])
+def test_a_stale_graph_that_is_silent_is_not_reduced_to_one_that_raises(outputs: list[dict[str, str]], may_raise: bool):
+    culprit = {"stage": "dynamo", "rewrite": "EQUALS_MATCH", "family": "no guard on attribute"}
+    report = {"verdict": "stale", "is_bug": True, "culprit": culprit, "evidence": {"outputs": outputs}}
+    suspects = (Suspect("dynamo", "no guard on attribute"),)
+    lock = SignatureLock.of(report)
+    assert lock.matches(CaseProbe(Verdict.STALE, suspects))
+    assert lock.matches(CaseProbe(Verdict.STALE, suspects, "AssertionError: sizes")) is may_raise

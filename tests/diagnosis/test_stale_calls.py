@@ -11,6 +11,7 @@ from torch._dynamo.guards import GuardBuilder
 
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.programs.scripts.reproducer import choose_script
 
 CPU = torch.device("cpu")
 # One of each way in which a change is held and a guard is at fault.
@@ -330,3 +331,32 @@ def test_guards_on_items_of_a_list_are_not_on_the_list(write_case):
     report = judge(write_case, LISTS_THAT_BECOME_ONE)
     assert (report["verdict"], report["culprit"]["rewrite"]) == ("stale", "ID_MATCH")
     assert report["culprit"]["details"]["between_calls"][0].startswith("kept: ")
+
+
+# Two arguments that share memory become one to AOTAutograd, and so does the graph that is left when they no longer do.
+APART_AGAIN = """
+import torch
+
+def program(a, b):
+    b.mul_(2)
+    e = a[1:]
+    e.lerp_(e, 0.5)
+    return e
+
+def run(model, inputs):
+    return model(inputs[0], inputs[1]), model(inputs[0], inputs[1].clone())
+
+def make():
+    torch.manual_seed(0)
+    base = torch.randn(6)
+    return program, (base, base.narrow(0, 1, 2))
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="whether the graph checks its inputs hangs on it")
+def test_a_stale_graph_that_raises_is_an_error_and_its_script_says_which(write_case):
+    path = write_case(APART_AGAIN)
+    report = triage(load_case(path), CPU).to_json()
+    assert (report["verdict"], report["severity"]) == ("stale", "error")
+    assert "it raises AssertionError" in report["detail"]
+    assert choose_script(path.read_text(), report).form == "raises"

@@ -460,12 +460,13 @@ def choose_comparison(plan: ScriptPlan, report: ReportJson) -> ScriptPlan:
     about, up to the length of a readable list.
     """
     probe, verdict = plan.probe, str(report.get("verdict") or "")
-    form = _FORMS.get(verdict)
+    evidence = report.get("evidence") or {}
+    compared: Sequence[OutputJson] = evidence.get("outputs") or ()
+    form = "raises" if verdict == Verdict.STALE and evidence and not compared else _FORMS.get(verdict)
     plan = replace(plan, eager_is_wrong=verdict == Verdict.EAGER_WRONG, is_stale=verdict == Verdict.STALE)
     if form in ("raises", "accepts", "process"):
         return replace(plan, form=form, with_backward=probe.case.backward)
-    evidence: Sequence[OutputJson] = (report.get("evidence") or {}).get("outputs") or ()
-    wrong = sorted(_targets_from_evidence(probe, evidence), key=_badness, reverse=True)
+    wrong = sorted(_targets_from_evidence(probe, compared), key=_badness, reverse=True)
     if verdict == Verdict.METADATA:
         plan = replace(plan, with_backward=probe.case.backward)
         return _compare_metadata(plan, wrong, str(report.get("detail") or ""))
@@ -477,7 +478,7 @@ def choose_comparison(plan: ScriptPlan, report: ReportJson) -> ScriptPlan:
     if form is None and find_broken_promise(report) is not None:
         form = "integers"  # counts the elements with other bits
     elif form is None:
-        hidden = not wrong and bool(evidence) and verdict in (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT)
+        hidden = not wrong and bool(compared) and verdict in (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT)
         form, targets = _choose_value_form(probe, targets, hidden=hidden)
     targets = _select_fitting(targets)
     # Backward alone may make a gradient wrong, or move the random state.
