@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from fuzzcompile.compiler.python_values import Digest, digest
+from fuzzcompile.compiler.python_values import PLAIN_TYPES, Digest, digest
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,10 @@ def describe_instruction(
         named = _name_callee(operand)
         if named in ("", "<lambda>"):  # as dynamo stands for a method
             named = looked_up.get(id(operand), (None, named))[1]
+        owner = _read(operand, "obj")  # of a method
+        named = f"{_name_type(owner)}.{named}" if owner is not None and "." not in named else named
         does = f"{named}({', '.join(map(_name_type, arguments))})" if left is None else f"end of {_name_type(left)}"
-        operand = _read(operand, "obj") or operand  # the object of a method
+        operand = owner or operand
     elif name in ("BINARY_OP", "COMPARE_OP", "CONTAINS_OP", "IS_OP") and len(kinds) == 2:
         does = f"{kinds[0]} {_name_operator(instruction)} {kinds[1]}"
         operand = stack[-2] if name != "CONTAINS_OP" else stack[-1]
@@ -167,6 +169,13 @@ _BINARY: Mapping[str, Callable[..., object]] = {
 }  # fmt: skip
 
 
+def _find_method(variable: Any) -> Callable[..., object] | None:
+    """The method that dynamo's variable stands for, of a copy of the constants; None for what is no such method."""
+    held = _call(_read(variable, "obj"), "as_python_constant")
+    method = getattr(held, str(_read(variable, "name")), None) if type(held) in PLAIN_TYPES else None
+    return method if callable(method) else None
+
+
 def compute_result(translator: Any, instruction: Any, stack: list[Any]) -> Digest:
     """The result of an instruction on constants; None where it is of another kind, or raises."""
     name, given = instruction.opname, 2
@@ -181,8 +190,9 @@ def compute_result(translator: Any, instruction: Any, stack: list[Any]) -> Diges
         function = _BINARY.get(_name_operator(instruction))
     elif name == "CALL" and not _read(translator, "kw_names"):
         given = instruction.argval
-        called = [_read(each, "fn") for each in stack[: len(stack) - given][-2:]]
-        function = next((each for each in called if id(each) in _PURE_CALLS), None)
+        called = stack[: len(stack) - given][-2:]
+        plain = (function for each in called if id(function := _read(each, "fn")) in _PURE_CALLS)
+        function = next(plain, None) or next(filter(None, map(_find_method, called)), None)
     if function is None or len(stack) < given:
         return None
     with contextlib.suppress(Exception):  # of dynamo, for what is no constant; or of the operation

@@ -22,6 +22,8 @@ _PLAIN = (*_NUMBERS, bytes, type(None))
 _SPANS = (range, slice)
 _ORDERED, _UNORDERED = (list, tuple, torch.Size, deque), (set, frozenset)
 _CONTAINERS = (*_ORDERED, *_UNORDERED, dict)
+PLAIN_TYPES = frozenset((*_PLAIN, *_SPANS, *_CONTAINERS))
+"""Python's own types whose values are compared whole."""
 TENSOR, _OBJECT = ("tensor",), ("object",)
 
 
@@ -62,10 +64,11 @@ def digest_variable(
                 return _digest_set(kind, [key for key, _ in held])
             items = tuple((key, digest_variable(item, depth - 1, tensors=tensors)) for key, item in held)
             return (kind, items if len(items) <= _WIDEST else None)
-        items = variable.items
-        if len(items) > _WIDEST:
+        # What a deque may hold at most is a part of it.
+        listed = [*variable.items, *([variable.maxlen] if kind is deque else ())]
+        if len(listed) > _WIDEST:
             return (kind, None)
-        return (kind, tuple(digest_variable(item, depth - 1, tensors=tensors) for item in items))
+        return (kind, tuple(digest_variable(item, depth - 1, tensors=tensors) for item in listed))
     except Exception:  # of dynamo, which does not know the value
         return None
 
@@ -93,7 +96,8 @@ def digest(
         return (kind, None)
     if isinstance(value, dict):
         return (kind, tuple((digest(key, 0), digest(item, depth - 1, tensors=tensors)) for key, item in value.items()))
-    return (kind, tuple(digest(item, depth - 1, tensors=tensors) for item in value))  # type: ignore[attr-defined]
+    items = [*value, *([value.maxlen] if isinstance(value, deque) else ())]  # type: ignore[misc]
+    return (kind, tuple(digest(item, depth - 1, tensors=tensors) for item in items))
 
 
 def agree(eager: object, traced: object) -> bool:

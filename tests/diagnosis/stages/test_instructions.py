@@ -416,3 +416,29 @@ def test_an_error_of_dynamos_own_goes_by_the_function_that_raised(write_case: Ca
     culprit = report["culprit"]
     assert (report["verdict"], culprit["stage"], culprit["rewrite"]) == ("compile_error", "dynamo", "forget")
     assert culprit["necessary"] is True and culprit["source"] == "torch/_dynamo/variables/lists.py"
+
+
+# A deque that is copied forgets how much it may hold.
+COPIED = """
+from collections import deque
+
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def forward(self, x):
+        held = deque([1, 2], maxlen=2)
+        found = [held[0]]
+        found.append(held.copy())
+        self.found = repr(found)
+        return x + 1
+
+def make():
+    return Model(), (torch.ones(3),)
+"""
+
+
+@ONLY_HERE
+def test_a_method_of_constants_is_held_against_python(write_case: Callable[..., Path]):
+    culprit = triage(load_case(write_case(COPIED)), torch.device("cpu")).to_json()["culprit"]
+    assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("dynamo", "deque.copy()", True)
