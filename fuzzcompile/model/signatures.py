@@ -35,6 +35,8 @@ _STRIDES = re.compile(r"stride \(([\d, ]*?),?\) became \(([\d, ]*?),?\)")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 # What makes the kernels of all operators: an error there is one bug, whichever of them were fused.
 _OF_ALL_OPERATORS = ("torch/_inductor/codegen/", "torch/_inductor/scheduler.py")
+# What every program passes: an assertion there is one bug, whatever keeps a program from it.
+_OF_ALL_PROGRAMS, _ASSERTED = "torch/_functorch/_aot_autograd/", "AssertionError: "
 
 
 def has_fingerprints(stage: str | None) -> bool:
@@ -176,7 +178,7 @@ def raise_alike(left: ReportJson, right: ReportJson) -> bool:
     culprit is proved in one report and neither so nor refuted in the other, whose program may have another fault. The
     causes of two such errors may be put into different words, because several changes keep a program from a check that
     fails. Where a code generator or the scheduler raises, whose functions serve every operator, the function and the
-    message (names included) say it all, whichever operators are blamed.
+    message (names included) say it all, whichever operators are blamed; so they do where AOTAutograd asserts something.
     """
     if any(report.get("verdict") not in ERRORS or not report.get("signature") for report in (left, right)):
         return False
@@ -185,9 +187,10 @@ def raise_alike(left: ReportJson, right: ReportJson) -> bool:
     errors = [find_error(report) for report in (left, right)]
     # An error that is nothing but types says nothing.
     errors = [None if error is None or _TYPES.fullmatch(error) else error for error in errors]
-    if functions[0] == functions[1] and functions[0][0].startswith(_OF_ALL_OPERATORS):
-        said = [_NUMBER.sub("N", error or "") for error in errors]
-        if said[0] and said[0] == said[1]:
+    said = [_NUMBER.sub("N", error or "") for error in errors]
+    if functions[0] == functions[1] and said[0] and said[0] == said[1]:
+        asserted = said[0].startswith(_ASSERTED) and functions[0][0].startswith(_OF_ALL_PROGRAMS)
+        if asserted or functions[0][0].startswith(_OF_ALL_OPERATORS):
             return True
     proved = [(report.get("culprit") or {}).get("necessary") for report in (left, right)]
     if False in proved or True not in proved:

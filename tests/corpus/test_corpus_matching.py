@@ -111,3 +111,22 @@ def test_another_error_of_a_code_generator_is_another_finding(store: Store, othe
 def test_the_words_of_a_cpp_compiler_join_no_two_operators(store: Store) -> None:
     assert hit(store, generating("add", "CppCompileError: C++ compile error", file="cpp_builder.py")) == "F1"
     assert hit(store, generating("sum", "CppCompileError: C++ compile error", file="cpp_builder.py")) == "F2"
+
+
+COUNTS = "AssertionError: outs_to_grad length ({}) != tangents length ({})"
+
+
+def differentiating(culprit: str, detail: str, function: str = "inner_fn") -> Any:
+    """A report on an error of AOTAutograd's own, with a proved culprit."""
+    raised = [{"source": "torch/_functorch/_aot_autograd/graph_capture_wrappers.py", "line": 7, "function": function}]
+    named = {"stage": "functionalization", "rewrite": culprit, "necessary": True, "details": {"raised": raised}}
+    signature = f"functionalization:torch/_functorch/_aot_autograd/{culprit}.py:{culprit}"
+    return bug(signature, verdict="compile_error", detail=detail, culprit=named)
+
+
+def test_what_aot_autograd_asserts_is_one_finding_whatever_keeps_a_program_from_it(store: Store) -> None:
+    assert hit(store, differentiating("analysis", COUNTS.format(1, 2))) == "F1"
+    assert hit(store, differentiating("inner_fn", COUNTS.format(2, 3))) == "F1"
+    assert hit(store, differentiating("inner_fn", COUNTS.format(1, 2), "other")) == "F2", "another function"
+    assert hit(store, differentiating("calls", "IndexError: index 1 is out of bounds")) == "F3", "nothing is asserted"
+    assert hit(store, differentiating("views", "IndexError: index 2 is out of bounds")) == "F4"

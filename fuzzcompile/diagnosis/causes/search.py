@@ -158,8 +158,8 @@ def _find_requiring_grad(program: Program) -> set[str]:
 
 
 # Screens at most: for windows on the graph, for making the one that shows the bug smaller, and for programs one change
-# away from it.
-_WINDOWS, _SMALLER, _NEIGHBOURS = 6, 8, 14
+# away from it, or two.
+_WINDOWS, _SMALLER, _NEIGHBOURS, _PAIRS = 6, 8, 14, 6
 # Programs that are looked at after the first that is right, for one that says more.
 _FURTHER = 6
 
@@ -290,7 +290,8 @@ def _find_nearest(
     """Find the most informative change among those that mend the bug.
 
     A known change is taken at once if the culprit still matches, or if it is of the kind that ``settles`` the matter.
-    Of two that say as much, the first is kept.
+    Of two that say as much, the first is kept. Where the culprit no longer matches, a program may be wrong for two
+    arguments at once: the first of two is the cause that are right only together, and with which it still matches.
     """
     changes = generate_changes(window, copies_first=settles == SHARING)
     offered = sorted(changes, key=lambda change: change.fingerprint not in known)
@@ -313,7 +314,24 @@ def _find_nearest(
                 break
         if further >= _FURTHER:
             break
-    return best
+    pairs = _pair_arguments(offered) if best[1] is CulpritActivity.ABSENT else ()
+    screened = zip(pairs, budget.screen((each.program for each in pairs), _PAIRS), strict=False)
+    fitting = (pair for pair, (_, seen) in screened if seen.right and seen.still is CulpritActivity.FIRES)
+    both = next(fitting, None)
+    return best if both is None else (both, CulpritActivity.FIRES)
+
+
+def _pair_arguments(changes: Sequence[Change]) -> list[Change]:
+    """Two changes of arguments at once, each pair under the fingerprint of its first, and each program once."""
+    pairs: dict[frozenset[str], Change] = {}
+    for first in (change for change in changes if change.kind == "argument"):
+        known = {change.fingerprint for change in changes if change.kind == "argument"} - {first.fingerprint}
+        for second in generate_changes(first.program) if known else ():
+            if second.fingerprint in known and len(pairs) < _PAIRS:
+                both = replace(first, program=second.program, before=f"{first.before}, {second.before}")
+                both = replace(both, after=f"{first.after}, {second.after}")
+                pairs.setdefault(frozenset((first.fingerprint, second.fingerprint)), both)
+    return list(pairs.values())
 
 
 def _matches_neighbour(window: Program, neighbour: Program, shown: ScreenResult) -> bool:

@@ -112,6 +112,28 @@ def test_another_spelling_of_a_permutation_is_the_same_cause(permuted, tmp_path)
     assert looked_for(permuted, case)["fingerprint"] == "permute(dims)"
 
 
+TWO_AT_ONCE = """
+import torch
+
+def program(k, q, v):
+    scores = q @ k.permute(0, 2, 3, 1) * 0.5
+    return scores.softmax(-2) @ v
+
+def make():
+    torch.manual_seed(0)
+    return program, tuple(torch.randn(shape) for shape in {shapes})
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what the pattern matches hangs on the torch")
+@pytest.mark.parametrize("shapes", [[(1, 2, 2, 2)] * 3, [(1, 3, 2, 3), (1, 2, 3, 3), (1, 2, 3, 3)]])
+def test_of_two_causes_at_once_the_first_is_the_cause(write_case, shapes: list[tuple[int, ...]]):
+    """Other sizes keep the pattern from matching, and say nothing."""
+    report = judge_file(JudgeTask(path=str(write_case(TWO_AT_ONCE.format(shapes=shapes))))).report
+    assert report["signature"].endswith(":sfdp:softmax(dim)")
+    assert report["cause"]["still"] == "fires" and "permute(0, 2, 3, 1)" in report["cause"]["before"]
+
+
 def test_nothing_is_compiled_after_the_deadline(axis):
     assert looked_for(axis, KNOWN_ISSUES / "issue_196468.py", deadline=0.0) is None
 
