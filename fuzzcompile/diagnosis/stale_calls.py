@@ -147,10 +147,12 @@ def explain_stale_call(attempt: Compile, decision: Decision) -> StaleCall | None
             said[0] += f" (of {alike} changes before that call)"
         culprit = _name_guard(needed[0], calls[0], calls[changes[needed[0]]], guards, said)
         culprit = replace(culprit, confidence="high" if len(needed) == 1 else "low")
-    attribution = Attribution(culprit, ablations=ablations, workaround=Workaround(_RESET))
     why = "a call runs the graph of an earlier one: compiled anew from the same state, it agrees with eager mode"
-    why += f"; as it is, it raises {decision.detail}" if decision.verdict in ERRORS and decision.detail else ""
+    if decision.verdict in ERRORS:
+        why += f"; as it is, it raises {decision.detail}"
+        culprit = replace(culprit, details={**culprit.details, "raises": decision.detail})
     told = f"{why}; what changed in between: {'; '.join(culprit.details['between_calls']) or 'nothing that it reaches'}"
+    attribution = Attribution(culprit, ablations=ablations, workaround=Workaround(_RESET))
     stale = StaleCall(replace(decision, verdict=Verdict.STALE, detail=told), attribution)
     return _allow_setting(attempt, stale) or stale
 

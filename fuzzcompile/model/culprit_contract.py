@@ -107,6 +107,7 @@ DetailsJson = TypedDict(
         "effects": list[str],  # on Python objects, that a call has in eager mode and not compiled
         # A stale graph.
         "between_calls": list[str],  # what changed before the call that ran it: a name, what it was, what it is then
+        "raises": str,  # the error of that call, where it raises
         "guard": str,  # of the guard that should have noticed: whether it was asked for, and whether it has a check
         "guards": list[str],  # dynamo's guards on what changed, each with its checks
         # the operator that a pass left in the graph; ``operator`` is its family, or that of the one that raised

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fuzzcompile.model.contract import OutputJson, ReportJson, read_target
+from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.evidence import ValuePair
 from fuzzcompile.model.verdicts import AGREEING, Verdict
 
@@ -62,6 +63,8 @@ def rate_severity(report: ReportJson | None) -> Severity | None:
     """The severity of what a report shows; None for none, and for verdicts that are no bug."""
     if report is None or "verdict" not in report:
         return None
+    if read_details(report.get("culprit")).get("raises"):  # a stale graph
+        return Severity.ERROR
     return rate_bug(report["verdict"], (report.get("evidence") or {}).get("outputs") or ())
 
 
@@ -73,8 +76,6 @@ def rate_bug(verdict: str | None, outputs: Sequence[OutputJson]) -> Severity | N
             return Severity.SILENT
         return Severity.RAISING_LAYOUT if any(map(_view_raises, wrong)) else Severity.LAYOUT
     own = _OF_VERDICT.get(verdict or "")
-    if verdict == "stale" and not outputs:  # nothing was left to compare
-        return Severity.ERROR
     if own is Severity.ACCEPTS_INVALID and wrong:  # and computes something else
         return Severity.SILENT
     if own is Severity.SILENT and wrong and all(output.get("finding") == "alias" for output in wrong):

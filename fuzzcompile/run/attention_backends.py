@@ -422,7 +422,15 @@ def interpret_flex_attention() -> Iterator[None]:
         yield
 
 
-def _attend_densely(*args: object, **options: object) -> object:
-    """Flex attention by products and a softmax, which autograd differentiates as any other operators."""
+def _attend_densely(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any) -> object:
+    """Flex attention by products and a softmax, which autograd differentiates as any other operators.
+
+    As the operator does, it computes in autocast's dtype, and gives its maxima no gradients.
+    """
     attend = torch.ops.higher_order.flex_attention.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd]
-    return attend(*args, **options)
+    device, given = query.device.type, [query, key, value]
+    if torch.is_autocast_enabled(device):
+        given = [tensor.to(torch.get_autocast_dtype(device)) for tensor in given]
+    with torch.autocast(device, enabled=False):
+        attended, sums, *maxima = attend(*given, *rest, **options)
+    return attended, sums, *(each.detach() for each in maxima)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import re
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy
 import torch
 from torch import nn
 from torch.overrides import _get_current_function_mode_stack
@@ -27,11 +27,13 @@ from fuzzcompile.run.reachable_state import (
     MODULE_TABLES,
     ReachedObjects,
     holds_state,
+    is_torch_object,
     is_user_class,
     iterate_attributes,
     list_global_names,
     name_arguments,
 )
+from fuzzcompile.run.tensors import NUMPY
 
 _OfAttributes = Literal["attribute", "class attribute", "function attribute"]
 Carrier = Literal[_OfAttributes, "argument", "closure", "default", "global", "item", "code", "mode"]
@@ -41,8 +43,6 @@ FactKind = Literal["value", "object", "same", "type", "length", "keys", "tensor"
 keys in their order, the layout of a tensor, whether two tensors lie in one memory."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, bytearray, range, type(None), torch.dtype, torch.device, torch.Size)
-# Objects that have a name, by which one of them is told from another.
-_NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _COMPARED_ELSEWHERE = (int, str, type(None), torch.Tensor)
 _OF_MODULES = frozenset(vars(nn.Module()))
@@ -52,7 +52,8 @@ _GRADIENT = ".grad"
 _NOTES = ("_torchdynamo", "_dynamo", "_compiled_call_impl", "_backward_hooks_")
 
 
-_UNTOLD = object()
+UNTOLD = object()
+"""What a fact says of which no effect is told."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class StateFact:
     kind: FactKind
     value: object
     shown: str
-    plain: object = _UNTOLD  # of a value, a length, keys or a name: what it is, for effects of a call
+    plain: object = UNTOLD  # of a value, a length, keys or a name: what it is, for effects of a call
 
 
 FUNCTION_MODES = "the TorchFunctionModes that are entered"
@@ -146,24 +147,6 @@ class CallState:
         was, now = ("absent" if fact is None else fact.shown for fact in (before, after))
         return f"{name}: {was}, then {'another that looks the same' if was == now else now}"
 
-    def list_effects(self, before: CallState, known: Collection[str]) -> dict[str, object]:
-        """What a call has changed of plain values and containers: numbers and lengths by how much, by name.
-
-        Which class or function is held there is told by its name. What is ``known`` by the path of an attribute is left
-        out.
-        """
-        effects: dict[str, object] = {}
-        for name in self.list_changes(before):
-            was, now = before.facts.get(name), self.facts.get(name)
-            fact = now or was
-            assert fact is not None, "it is in one of the states"
-            # What is new in a container stands with its length or its keys.
-            new = fact.carrier == "item" and self.tells_presence(name, before)
-            if fact.plain is _UNTOLD or new or ".".join(re.findall(r"\w+", name)) in known:
-                continue
-            effects[name] = _subtract(None if was is None else was.plain, None if now is None else now.plain)
-        return effects
-
     def get_fact(self, name: str, earlier: CallState) -> StateFact:
         """The fact of that name as it was before an earlier call or, if there was none, as it is now."""
         return earlier.facts.get(name) or self.facts[name]
@@ -178,7 +161,7 @@ class CallState:
 
     def _note(self, carrier: Carrier, name: str, value: object) -> None:
         """What is held under a name: a plain value, the layout of a tensor and which one it is, or which object."""
-        if isinstance(value, _PLAIN):
+        if isinstance(value, _PLAIN) and not isinstance(value, numpy.generic):
             self._add(name, _describe_value(carrier, value))
         elif isinstance(value, torch.Tensor):
             self._add(name, _describe_tensor(carrier, value))
@@ -188,11 +171,10 @@ class CallState:
             elif value.is_leaf and value.requires_grad:
                 self._note("attribute", f"{name}{_GRADIENT}", value.grad)
         else:
-            kind, own = type(value), getattr(value, "__qualname__", _UNTOLD) if isinstance(value, _NAMED) else _UNTOLD
-            self._add(name, StateFact(carrier, "object", id(value), _shorten(value), own))
-            told = isinstance(value, _CONTAINERS) or holds_state(value)  # an iterator's class is no matter
-            plain = kind.__qualname__ if told else _UNTOLD
-            self._add(f"type({name})", StateFact(carrier, "type", id(kind), kind.__qualname__, plain))
+            self._add(name, StateFact(carrier, "object", id(value), _shorten(value), _name_object(value)))
+            self._add(f"type({name})", _describe_type(carrier, value))
+            if isinstance(value, tuple | frozenset):  # an equal one elsewhere may be the same object, or not
+                self._note_object(name, value)
 
     def _note_shared_memory(self, arguments: Mapping[str, object]) -> None:
         """Which arguments lie in the memory of an earlier one."""
@@ -206,7 +188,8 @@ class CallState:
 
     def _note_object(self, path: str, value: object) -> None:
         if isinstance(value, types.FunctionType):
-            self._note_function(path or value.__name__, value)
+            if self._attributes or _is_user_function(value):
+                self._note_function(path or value.__name__, value)
         elif isinstance(value, type):
             if is_user_class(value):
                 for name, held in vars(value).items():
@@ -215,7 +198,7 @@ class CallState:
         elif path.rpartition(".")[2] in HOOK_TABLES and not self._attributes:
             return
         elif isinstance(value, dict):
-            keys, plain = tuple(map(_key, value)), tuple(repr(key) for key in value if isinstance(key, _PLAIN))
+            keys, plain = tuple(map(_key, value)), tuple(_word(key) for key in value if isinstance(key, _PLAIN))
             if path.rpartition(".")[2] in HOOK_TABLES:  # their keys are numbers that torch counts through the process
                 self._add(path, StateFact("item", "keys", keys, f"{len(keys)} hooks", len(keys)))
             else:
@@ -223,17 +206,19 @@ class CallState:
             for key, held in dict.items(value):
                 self._note("item", f"{path}[{_show_key(key)}]", held)
         elif isinstance(value, list | tuple | deque):
-            items = tuple(map(_shorten, value))
+            items = tuple(item if isinstance(item, float | complex) else _word(item) for item in value)
             self._add(f"len({path})", StateFact("item", "length", len(value), str(len(value)), items))
             for number, held in enumerate(value):
                 self._note("item", f"{path}[{number}]", held)
         elif isinstance(value, set | frozenset):
-            members = frozenset(repr(member) for member in value if isinstance(member, _PLAIN))
+            members = frozenset(_word(member) for member in value if isinstance(member, _PLAIN))
             held = StateFact("item", "keys", frozenset(map(_key, value)), _shorten(value), members)
             self._add(f"set({path})", held)
         elif holds_state(value) and not self._attributes:
             for name, held in iterate_attributes(value):
-                if not isinstance(held, _COMPARED_ELSEWHERE) and name not in _OF_MODULES:
+                compared = isinstance(held, _COMPARED_ELSEWHERE) or name in _OF_MODULES
+                # Of torch's own objects some are what dynamo only stands in for.
+                if isinstance(held, float) if is_torch_object(value) else not compared:
                     self._note("attribute", f"{path}.{name}" if path else name, held)
         elif holds_state(value):
             own = dict(iterate_attributes(value))
@@ -279,21 +264,28 @@ def _bind_parameters(target: Callable[..., object], arguments: Arguments) -> dic
 
 
 def _describe_value(carrier: Carrier, value: object) -> StateFact:
-    # By text, since NaN is not itself.
-    return StateFact(carrier, "value", (type(value), repr(value)), _shorten(value), value)
+    # By text, since NaN is not itself, and as it is now.
+    plain = bytes(value) if isinstance(value, bytearray) else value
+    return StateFact(carrier, "value", (type(value), repr(value)), _shorten(value), plain)
 
 
-def _subtract(before: object, after: object) -> object:
-    """How far a call moves a number, what it adds to a container, else what is there after it."""
-    numbers = [value for value in (before, after) if isinstance(value, int | float) and not isinstance(value, bool)]
-    if len(numbers) == 2:
-        return numbers[1] - numbers[0]
-    if isinstance(before, frozenset) and isinstance(after, frozenset):
-        return sorted(after - before), sorted(before - after)
-    if isinstance(before, tuple) and isinstance(after, tuple):
-        same = next((n for n, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), len(before))
-        return len(after) - len(before), after[min(same, len(after)) :]
-    return after
+def _describe_type(carrier: Carrier, value: object) -> StateFact:
+    if isinstance(value, numpy.generic | numpy.ndarray):
+        return StateFact(carrier, "type", NUMPY, NUMPY, NUMPY)
+    kind = type(value)
+    told = isinstance(value, _CONTAINERS) or holds_state(value)  # an iterator's class is no matter
+    return StateFact(carrier, "type", id(kind), kind.__qualname__, kind.__qualname__ if told else UNTOLD)
+
+
+def _name_object(value: object) -> object:
+    """The name of a class or a function; none of a library's functions, which dynamo may make anew."""
+    named = isinstance(value, type | types.BuiltinFunctionType) or _is_user_function(value)
+    return getattr(value, "__qualname__", UNTOLD) if named else UNTOLD
+
+
+def _is_user_function(value: object) -> bool:
+    called = value.__func__ if isinstance(value, types.MethodType) else value
+    return isinstance(called, types.FunctionType) and is_user_file(called.__code__.co_filename)
 
 
 def _describe_tensor(carrier: Carrier, value: torch.Tensor) -> StateFact:
@@ -312,6 +304,15 @@ def _show_key(key: object) -> str:
     if isinstance(key, torch.Tensor):
         return f"{type(key).__name__} {_describe_tensor('item', key).shown}"
     return repr(key) if isinstance(key, _PLAIN) else _shorten(key)
+
+
+def _word(value: object) -> str:
+    """A plain value, or several in a container, as text; a number that rounds without its digits."""
+    if isinstance(value, float | complex):
+        return f"a {type(value).__name__}"
+    if isinstance(value, tuple | list | set | frozenset) and len(value) <= _MOST_SHOWN:
+        return f"{type(value).__name__}({', '.join(map(_word, value))})"
+    return repr(value) if isinstance(value, _PLAIN) else f"a {type(value).__name__}"
 
 
 def _shorten(value: object) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuzzcompile.model.evidence import EFFECT, RANDOM_STATE, ObservableName
+from fuzzcompile.run.call_effects import list_effects
 from fuzzcompile.run.call_state import CallState
 from fuzzcompile.run.case import Case, Reachable
 from fuzzcompile.run.case_program import CaseProgram
@@ -20,6 +21,7 @@ from fuzzcompile.run.metrics import have_same_values
 from fuzzcompile.run.reachable_state import name_arguments, name_held_tensors, name_holders
 from fuzzcompile.run.tangents import is_level_entered, read_tangent
 from fuzzcompile.run.tensors import (
+    NUMPY,
     densify,
     find_aliases,
     has_own_class,
@@ -173,9 +175,17 @@ class Observation:
 
 # Seeds the cotangents of the backward pass, in our runs and in the reproducers that we write.
 COTANGENT_SEED = 7
-_ABSENT = "absent"
-# One form for NumPy's arrays and scalars: compiling turns scalars into arrays without dimensions, as documented.
-_NUMPY = "NumPy array"
+
+
+@dataclass(frozen=True)
+class _Absent:
+    """What stands for an attribute that is gone."""
+
+    def __repr__(self) -> str:
+        return "absent"
+
+
+_ABSENT = _Absent()
 
 
 @dataclass(frozen=True)
@@ -183,7 +193,7 @@ class StateBefore:
     """The tensors that exist before a call: copies of them, and which of them share memory, by name.
 
     ``attributes`` are those of objects that are whole numbers, flags, strings or None (a cache's length); ``held`` is
-    what functions, classes and containers hold.
+    what else objects, functions, classes and containers hold.
     """
 
     bits: Mapping[str, torch.Tensor]
@@ -263,7 +273,7 @@ def _observe_plain(name: str, leaf: object, precision: torch.dtype) -> Value:
     if isinstance(leaf, numpy.ndarray | numpy.generic):
         with contextlib.suppress(TypeError):  # dtypes that torch does not have
             tensor = torch.from_numpy(numpy.array(leaf, order="K"))
-            return Value(name, tensor, "output", list_significant_strides(tensor), form=_NUMPY)
+            return Value(name, tensor, "output", list_significant_strides(tensor), form=NUMPY)
     return Value(name, leaf, "output", precision=precision if isinstance(leaf, float | complex) else None)
 
 
@@ -300,7 +310,7 @@ def observe_mutations(call: int | None, before: StateBefore, program: CaseProgra
         if (type(attribute), attribute) != (type(was), was):
             observable = ObservableName(f"attribute {name}", call, after=True)
             changed.append(Value(str(observable), attribute, "mutation"))
-    for name, effect in CallState(reached, attributes=False).list_effects(before.held, attributes).items():
+    for name, effect in list_effects(before.held, CallState(reached, attributes=False), attributes).items():
         observable = ObservableName(f"{EFFECT}{name}", call, after=True)
         changed.append(Value(str(observable), effect, "mutation", precision=program.dtype))
     return changed

@@ -77,8 +77,8 @@ class ReachedObjects:
         """
         plain: dict[str, Plain] = {}
         for path, value in zip(self._paths, self.objects, strict=True):
-            of_torch = type(value).__module__.startswith("torch.") and not isinstance(value, nn.Module)
-            if path is not None and type(value) not in _CONTAINERS and not of_torch and holds_state(value):
+            plain_object = type(value) not in _CONTAINERS and not is_torch_object(value)
+            if path is not None and plain_object and holds_state(value):
                 hooked = isinstance(value, nn.Module)
                 own = ((k, v) for k, v in iterate_attributes(value) if not (hooked and k in HOOK_TABLES))
                 plain.update(_iterate_plain(path, own))
@@ -230,6 +230,11 @@ def holds_state(value: object) -> bool:
     Those of the standard library (locks, loggers) and of the compiler do not.
     """
     return _get_class_facts(type(value))[1]
+
+
+def is_torch_object(value: object) -> bool:
+    """Return whether an object is of a class of torch's own, and no module: the compiler may set what it holds."""
+    return type(value).__module__.startswith("torch.") and not isinstance(value, nn.Module)
 
 
 def is_user_class(owner: type) -> bool:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+NUMPY = "NumPy array"
+"""One form for NumPy's arrays and scalars: compiling turns scalars into arrays without dimensions, as documented."""
+
+
 def is_inexact(value: torch.Tensor | torch.dtype) -> bool:
     """Return whether a tensor or a dtype is of floating or complex numbers: they round, and have gradients."""
     dtype = value.dtype if isinstance(value, torch.Tensor) else value

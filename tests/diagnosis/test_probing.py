@@ -107,10 +107,10 @@ def test_among_rewrites_the_first_suspect_counts():
     assert not target.matches(CaseProbe(Verdict.METADATA, (sfdp,)))
 
 
-@pytest.mark.parametrize(("outputs", "may_raise"), [([{"name": "out0", "finding": "far"}], False), ([], True)])
-def test_a_stale_graph_that_is_silent_is_not_reduced_to_one_that_raises(outputs: list[dict[str, str]], may_raise: bool):
-    culprit = {"stage": "dynamo", "rewrite": "EQUALS_MATCH", "family": "no guard on attribute"}
-    report = {"verdict": "stale", "is_bug": True, "culprit": culprit, "evidence": {"outputs": outputs}}
+@pytest.mark.parametrize(("details", "may_raise"), [({}, False), ({"raises": "AssertionError: sizes"}, True)])
+def test_a_stale_graph_that_is_silent_is_not_reduced_to_one_that_raises(details: dict[str, str], may_raise: bool):
+    culprit = {"stage": "dynamo", "rewrite": "EQUALS_MATCH", "family": "no guard on attribute", "details": details}
+    report = {"verdict": "stale", "is_bug": True, "culprit": culprit}
     suspects = (Suspect("dynamo", "no guard on attribute"),)
     lock = SignatureLock.of(report)
     assert lock.matches(CaseProbe(Verdict.STALE, suspects))

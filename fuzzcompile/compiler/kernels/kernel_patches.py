@@ -234,7 +234,7 @@ def wrap_run_node(watch: LoweringWatch, call: Function, graph: GraphLowering, no
             result = _copy_view(result)
             result.realize()
         if watch.control.strided:
-            result = _lay_out(result, graph.user_visible_output_strides.get(node) or ())
+            result = _lay_out(result, getattr(graph, "user_visible_output_strides", {}).get(node) or ())
         lowered.values[node.name] = getattr(result, "data", result)
         lowered.marks[node.name] = len(graph.operations)
     return result

@@ -27,6 +27,7 @@ from fuzzcompile.compiler.operators.operator_crossref import (
     list_traced_paths,
     profile_operators,
 )
+from fuzzcompile.compiler.torch_config import load_config
 from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Divergence
 from fuzzcompile.diagnosis.operators.operator_ways import iter_program_lines
@@ -257,19 +258,28 @@ BRANCH = ways.Way("the operators of a program, and those of dynamo's graph", _fi
 
 
 def _find_symbols(divergence: Divergence) -> Iterator[Found]:
-    if len(divergence.trial.ledger.frames) < 2 and not divergence.experiments.case.settings.dynamic:
-        return
-    nodes = (node for each in iter_captured(divergence.trial.ledger) for node in each.record.snapshots[0].graph.nodes)
-    computing = (node for node in nodes if isinstance(node.meta.get("example_value"), _NUMBERS))
-    named = next((get_operator_name(node.target) for node in computing if node.op == "call_function"), None)
-    for symbol in facts().symbols.values():
-        name, place = symbol.function, find_definition(symbol.place)
-        culprit = Culprit(DYNAMO, None, name, named or name, (), *place, details={"kind": "symbol"})
-        yield Found(culprit, DynamoSettings(symbol.without))
+    nodes = [node for each in iter_captured(divergence.trial.ledger) for node in each.record.snapshots[0].graph.nodes]
+    calls = [(node, node.meta.get("example_value")) for node in nodes if node.op == "call_function"]
+    for kind, symbol in facts().symbols.items():
+        computing = next((node for node, value in calls if isinstance(value, _SYMBOLS[kind])), None)
+        if computing is not None:
+            named, place = get_operator_name(computing.target), find_definition(symbol.place)
+            culprit = Culprit(DYNAMO, None, symbol.function, named, (), *place)
+            yield Found(replace(culprit, details={"kind": "symbol"}), DynamoSettings(symbol.without))
 
 
-_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
-SYMBOLS = ways.Way("numbers that are symbols", _find_symbols, ways.prove_without, most=None)
+def _prove_symbols(ablator: Ablator, found: Found) -> Attribution | None:
+    """A number, if the program is right with its value in the graphs, of which there are no more than dynamo makes."""
+    if found.without is None:
+        return None
+    trial, repaired = ablator.attempt_under(found.without)
+    if not repaired or len(trial.ledger.frames) >= int(getattr(load_config("dynamo"), "recompile_limit", 8)):
+        return None
+    return Attribution(replace(found.culprit, necessary=True, confidence="high"))
+
+
+_SYMBOLS = {"float": (float, torch.SymFloat), "int": (int, torch.SymInt)}
+SYMBOLS = ways.Way("numbers that are symbols", _find_symbols, _prove_symbols, most=None)
 
 
 # What a call leaves in Python objects: dynamo replays it behind its graphs.

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.model.contract import OutputJson, ReportJson, find_broken_promise
+from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.evidence import RANDOM_STATE, AliasDifference, LeafName, ObservableName
 from fuzzcompile.model.verdicts import AGREEING, FORMS, Verdict
 from fuzzcompile.programs.casefiles.case_module import load_case
@@ -460,9 +461,8 @@ def choose_comparison(plan: ScriptPlan, report: ReportJson) -> ScriptPlan:
     about, up to the length of a readable list.
     """
     probe, verdict = plan.probe, str(report.get("verdict") or "")
-    evidence = report.get("evidence") or {}
-    compared: Sequence[OutputJson] = evidence.get("outputs") or ()
-    form = "raises" if verdict == Verdict.STALE and evidence and not compared else _FORMS.get(verdict)
+    compared: Sequence[OutputJson] = (report.get("evidence") or {}).get("outputs") or ()
+    form = "raises" if read_details(report.get("culprit")).get("raises") else _FORMS.get(verdict)
     plan = replace(plan, eager_is_wrong=verdict == Verdict.EAGER_WRONG, is_stale=verdict == Verdict.STALE)
     if form in ("raises", "accepts", "process"):
         return replace(plan, form=form, with_backward=probe.case.backward)

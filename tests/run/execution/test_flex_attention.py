@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run.attention_backends import interpret_flex_attention
 from fuzzcompile.run.runs import run_eager, run_float64
 
 CPU = torch.device("cpu")
@@ -57,3 +59,12 @@ def test_a_compiled_score_that_is_wrong_is_told_from_rounding(write_case, monkey
     monkeypatch.setitem(lowering.lowerings, torch.ops.aten.sub.Tensor, doubled)
     report = triage(load_case(path), CPU).to_json()
     assert report["verdict"] == "miscompile" and report["wrong"] == "compiled"
+
+
+def test_under_autocast_it_computes_as_the_operator_does():
+    query, key, value = (torch.randn(1, 2, 128, 16, generator=torch.Generator().manual_seed(n)) for n in range(3))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wanted = flex_attention(query, key, value)
+        with interpret_flex_attention():
+            attended = flex_attention(query, key, value)
+    assert attended.dtype == wanted.dtype and torch.equal(attended, wanted)
