@@ -169,6 +169,14 @@ _BINARY: Mapping[str, Callable[..., object]] = {
 }  # fmt: skip
 
 
+def _is_inside(item: Any, container: Any) -> bool:
+    return item in container
+
+
+def _is_outside(item: Any, container: Any) -> bool:
+    return item not in container
+
+
 def _find_method(variable: Any) -> Callable[..., object] | None:
     """The method that dynamo's variable stands for, of a copy of the constants; None for what is no such method."""
     held = _call(_read(variable, "obj"), "as_python_constant")
@@ -186,6 +194,8 @@ def compute_result(translator: Any, instruction: Any, stack: list[Any]) -> Diges
         function = operator.getitem
     elif name == "COMPARE_OP":
         function = _COMPARISONS.get(instruction.argval)
+    elif name == "CONTAINS_OP":
+        function = _is_outside if instruction.arg else _is_inside
     elif name == "BINARY_OP":
         function = _BINARY.get(_name_operator(instruction))
     elif name == "CALL" and not _read(translator, "kw_names"):

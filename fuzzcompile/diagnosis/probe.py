@@ -20,6 +20,7 @@ from fuzzcompile.diagnosis.eager_judgement import judge_eager
 from fuzzcompile.diagnosis.oracle.judgement import choose_wrong_values_verdict
 from fuzzcompile.diagnosis.refusals import CannotJudge
 from fuzzcompile.diagnosis.stages.graph_passes import list_visible_rewrites
+from fuzzcompile.diagnosis.stages.instruction_ways import list_instruction_suspects
 from fuzzcompile.diagnosis.stages.stage_table import get_stage
 from fuzzcompile.diagnosis.stages.ways import Suspect
 from fuzzcompile.diagnosis.stale_calls import find_stale_call
@@ -245,4 +246,6 @@ def _list_suspects(looks: str | None, divergence: Divergence) -> list[Suspect]:
     rewrites = divergence.once(list_visible_rewrites)
     if looks is None or (rewrites and any(step.is_semantic for step in rank_suspects(divergence.steps))):
         return rewrites
-    return [*get_stage(looks).suspects(divergence), *rewrites]
+    found = get_stage(looks).suspects(divergence)
+    # Of what dynamo traces, one instruction may be at fault.
+    return [*found, *(list_instruction_suspects(divergence) if looks == DYNAMO else ()), *rewrites]

@@ -124,10 +124,13 @@ def _prove_alone(ablator: Ablator, found: Found) -> Attribution | None:
     """Find a function without which the program is right; that it is called accuses nothing."""
     proved = ways.prove_in_turn(ablator, [found])
     if proved is None and ablator.is_of_values:
-        # Where the views are not made as the program made them, their strides and their offset are.
-        culprit = replace(found.culprit, details={**found.culprit.details, "way": "as_strided"})
-        proved = ways.prove_in_turn(ablator, [replace(found, culprit=culprit, without=OutputsAsComputed())])
+        proved = ways.prove_in_turn(ablator, [replace(_by_strides(found), without=OutputsAsComputed())])
     return proved
+
+
+def _by_strides(found: Found) -> Found:
+    """The function where views are wrong, too, that are not made as the program made them: strides or offset are."""
+    return replace(found, culprit=replace(found.culprit, details={**found.culprit.details, "way": "as_strided"}))
 
 
 def _prove_at_views(ablator: Ablator, found: Found) -> Attribution | None:
@@ -136,7 +139,9 @@ def _prove_at_views(ablator: Ablator, found: Found) -> Attribution | None:
     calls = {name: node.target for node in views if (name := find_call_name(node)) is not None}
     if not calls or not ablator.is_repaired_by(GraphBreak(tuple(calls.items()))):
         return None
-    return Attribution(replace(found.culprit, nodes=(views[0].name,), necessary=True, confidence="low"))
+    # An error may hide what is wrong besides.
+    culprit = _by_strides(found).culprit if ablator.is_of_values else found.culprit
+    return Attribution(replace(culprit, nodes=(views[0].name,), necessary=True, confidence="low"))
 
 
 def _list_regenerated(captured: ways.CapturedGraphs) -> list[fx.Node]:

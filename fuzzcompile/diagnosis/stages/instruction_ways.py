@@ -14,9 +14,9 @@ from fuzzcompile.compiler.instructions import (
     list_settings,
     record_instructions,
 )
-from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit
+from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Divergence
 from fuzzcompile.diagnosis.stages.tracing_ways import run_calls_eagerly
-from fuzzcompile.diagnosis.stages.ways import iter_captured
+from fuzzcompile.diagnosis.stages.ways import Suspect, iter_captured
 from fuzzcompile.diagnosis.trials.experiments import run_compiled
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
@@ -61,16 +61,24 @@ def prove_instruction(ablator: Ablator, *, doubts: bool, own_errors: bool = Fals
     return Attribution(replace(_make_culprit(seen[0], raised), confidence="low")) if doubts and seen else None
 
 
-def _find_partings(ablator: Ablator) -> list[PartedInstruction]:
-    trace = InstructionTrace(ablator.trial.ledger)
-    how = replace(ablator.how.under(CAPTURE_ONLY, WatchedInstructions(trace)), record=False)
-    run = run_compiled(ablator.experiments.runs, how, ablator.experiments.counts)
-    captured = [(record.snapshots[0], inputs) for _, record, inputs in iter_captured(ablator.trial.ledger)]
+def list_instruction_suspects(divergence: Divergence) -> list[Suspect]:
+    """List the instructions behind which dynamo's tracing parts from eager mode; it traces the program once more."""
+    failure = divergence.trial.observation.failure
+    raised = () if failure is None else failure.raised
+    culprits = (_make_culprit(parted, raised) for parted in _find_partings(divergence)[:_TRIED])
+    return [Suspect(DYNAMO, culprit.family, culprit.source) for culprit in culprits]
+
+
+def _find_partings(divergence: Divergence) -> list[PartedInstruction]:
+    trace = InstructionTrace(divergence.trial.ledger)
+    how = replace(divergence.how.under(CAPTURE_ONLY, WatchedInstructions(trace)), record=False)
+    run = run_compiled(divergence.experiments.runs, how, divergence.experiments.counts)
+    captured = [(record.snapshots[0], inputs) for _, record, inputs in iter_captured(divergence.trial.ledger)]
     raised = run.failure.message if run.failure is not None else ""
     # Recorded is what dynamo traced last: in the first call, or in a later one, the last before all others. A later
     # call may also part for what an earlier one has left undone.
-    sums = not ablator.experiments.runs.draws
-    calls = run_calls_eagerly(ablator.experiments, record_instructions)
+    sums = not divergence.experiments.runs.draws
+    calls = run_calls_eagerly(divergence.experiments, record_instructions)
     # Several graphs are of later calls where there are any, else behind graph breaks of the first.
     of_later = len(captured) > 1 and len(calls) > 1
     if not of_later:

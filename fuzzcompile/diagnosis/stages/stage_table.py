@@ -24,11 +24,13 @@ from fuzzcompile.model import stages
 _LOST, _OPERATORS, _KERNELS = operators.LOST_CHECKS, operators.OPERATORS, operators.KERNELS
 DYNAMO = SideBySide(
     stages.DYNAMO,
-    (_LOST, tracing_ways.EFFECTS, tracing_ways.CALLS, tracing_ways.BRANCH, tracing_ways.SYMBOLS),
+    (_LOST, tracing_ways.EFFECTS, tracing_ways.CALLS, tracing_ways.BRANCH, tracing_ways.SYMBOLS[stages.DYNAMO]),
     cleared_by=CAPTURE_ONLY,
 )
 FUNCTIONALIZATION = SideBySide(
-    stages.FUNCTIONALIZATION, (_LOST, *autograd_ways.AOT_AUTOGRAD, _OPERATORS, _KERNELS), TRACE_ONLY
+    stages.FUNCTIONALIZATION,
+    (_LOST, *autograd_ways.AOT_AUTOGRAD, _OPERATORS, _KERNELS, tracing_ways.SYMBOLS[stages.FUNCTIONALIZATION]),
+    TRACE_ONLY,
 )
 DECOMPOSITION = SideBySide(stages.DECOMPOSITION, (_OPERATORS, _KERNELS, graph_ways.GRAPHS))
 FAKE_TENSOR = SideBySide(stages.FAKE_TENSOR, (_OPERATORS, graph_ways.METADATA))

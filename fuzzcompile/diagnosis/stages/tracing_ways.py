@@ -38,7 +38,7 @@ from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.evidence import EFFECT, ObservableName
 from fuzzcompile.model.facts import facts
-from fuzzcompile.model.stages import DYNAMO
+from fuzzcompile.model.stages import DYNAMO, FUNCTIONALIZATION
 from fuzzcompile.model.thresholds import ANOTHER_CALL_ULPS
 from fuzzcompile.model.verdicts import AGREEING
 from fuzzcompile.run import runs
@@ -257,14 +257,14 @@ BRANCH = ways.Way("the operators of a program, and those of dynamo's graph", _fi
 # Numbers that dynamo makes symbols once they have changed: what it computes of these, it computes by other code.
 
 
-def _find_symbols(divergence: Divergence) -> Iterator[Found]:
+def _find_symbols(divergence: Divergence, stage: str) -> Iterator[Found]:
     nodes = [node for each in iter_captured(divergence.trial.ledger) for node in each.record.snapshots[0].graph.nodes]
     calls = [(node, node.meta.get("example_value")) for node in nodes if node.op == "call_function"]
     for kind, symbol in facts().symbols.items():
         computing = next((node for node, value in calls if isinstance(value, _SYMBOLS[kind])), None)
         if computing is not None:
             named, place = get_operator_name(computing.target), find_definition(symbol.place)
-            culprit = Culprit(DYNAMO, None, symbol.function, named, (), *place)
+            culprit = Culprit(stage, None, symbol.function, named, (), *place)
             yield Found(replace(culprit, details={"kind": "symbol"}), DynamoSettings(symbol.without))
 
 
@@ -279,7 +279,11 @@ def _prove_symbols(ablator: Ablator, found: Found) -> Attribution | None:
 
 
 _SYMBOLS = {"float": (float, torch.SymFloat), "int": (int, torch.SymInt)}
-SYMBOLS = ways.Way("numbers that are symbols", _find_symbols, _prove_symbols, most=None)
+SYMBOLS = {
+    stage: ways.Way("numbers that are symbols", partial(_find_symbols, stage=stage), _prove_symbols, most=None)
+    for stage in (DYNAMO, FUNCTIONALIZATION)
+}
+"""That, in dynamo itself and in what AOTAutograd makes of its graphs."""
 
 
 # What a call leaves in Python objects: dynamo replays it behind its graphs.

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fuzzcompile.model.contract import OutputJson, ReportJson, find_broken_promise
 from fuzzcompile.model.culprit_contract import read_details
-from fuzzcompile.model.evidence import RANDOM_STATE, AliasDifference, LeafName, ObservableName
+from fuzzcompile.model.evidence import EFFECT, RANDOM_STATE, AliasDifference, LeafName, ObservableName
 from fuzzcompile.model.verdicts import AGREEING, FORMS, Verdict
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run import metrics, runs
@@ -190,10 +190,7 @@ def find_expression(name: str, probe: EagerProbe) -> str | None:
         return "torch.get_rng_state()"
     observable = ObservableName.parse(name)
     leaf = observable.leaf
-    if leaf is not None:
-        reached = _of_call(leaf, observable.call or 0, probe)
-    else:
-        reached = _state(*observable.what.split(" ", 1), model=probe.model) if " " in observable.what else None
+    reached = _of_call(leaf, observable.call or 0, probe) if leaf is not None else _held(observable, probe.model)
     if reached and observable.derivative == "tangent":
         return f"torch.autograd.forward_ad.unpack_dual({reached}).tangent"
     return f"{reached}.grad" if reached and observable.derivative else reached
@@ -260,12 +257,29 @@ def is_flat(tree: object) -> bool:
     return all(pytree.tree_structure(value) == pytree.tree_structure(0) for value in values)
 
 
+# How what a call leaves in a container is told: its length, its keys in their order, its members; and an item of one.
+_TOLD = re.compile(r"(len|list|set)\(([^()]+)\)")
+_PLACE, _ITEM = re.compile(r"[\w.]+(\['\w+'\]|\[\d+\])*"), re.compile(r"\['?(\w+)'?\]")
+
+
+def _held(observable: ObservableName, model: object) -> str | None:
+    """What the program's objects hold after its calls: a tensor, an attribute, an item, the length of a container."""
+    if not observable.is_effect:
+        kind, _, path = observable.what.partition(" ")
+        return _state(kind, path, model=model)
+    path = observable.what.removeprefix(EFFECT)
+    told = _TOLD.fullmatch(path)
+    place = told[2] if told is not None else path
+    reached = None if _PLACE.fullmatch(place) is None else _state("attribute", _ITEM.sub(r".\1", place), model=model)
+    return f"{told[1]}({reached})" if reached is not None and told is not None else reached
+
+
 def _state(kind: str, path: str, *, model: object) -> str | None:
-    if kind not in ("parameter", "buffer", "tensor"):
+    if kind not in ("parameter", "buffer", "tensor", "attribute"):
         return None
     parts = path.split(".")
     if isinstance(model, nn.Module):
-        if kind != "tensor" and not all(part.isidentifier() for part in parts):
+        if kind in ("parameter", "buffer") and not all(part.isidentifier() for part in parts):
             return f'model.get_{kind}("{path}")'
         inner = _within(model, parts)
         if inner is not None:
