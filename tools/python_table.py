@@ -187,7 +187,7 @@ def called(kind: str, value: str, line: str) -> dict[str, Any] | None:
         return None
     except Exception as error:  # it is what the line gives
         raises = type(error).__name__
-    if not is_plain(result):
+    if not is_plain(result) or not is_ordered(known["OBJECT"]) or not is_ordered(result):
         return None
     changes = is_statement or repr(known["OBJECT"]) != before
     gives = raises or f"{type(result).__name__} {result!r}"
@@ -205,6 +205,14 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple, set, frozenset, deque)):
         return len(value) < 40 and all(map(is_plain, value))
     return type(value) in PLAIN
+
+
+def is_ordered(value: Any) -> bool:
+    """Whether the text of a value is the same in each process: a set of several strings has any order."""
+    if isinstance(value, (set, frozenset)) and len(value) > 1 and any(isinstance(item, str) for item in value):
+        return False
+    items = (*value, *value.values()) if isinstance(value, dict) else value
+    return not isinstance(items, (list, tuple, set, frozenset, deque)) or all(map(is_ordered, items))
 
 
 if __name__ == "__main__":

@@ -328,6 +328,8 @@ def _prove_vectorised(ablator: Ablator, wrong: LoweredStep, single: LoweredStep 
         named, _ = proofs.find_right_in_scalars(ablator, wrong.generator, rest)
         if named is not None:
             wrong, single = replace(wrong, nodes=wrong.kernel.nodes), None
+        elif (elsewhere := prove_vectors(ablator)) is not None:
+            return elsewhere
     # What cannot be done in scalars on its own: loads, stores, reductions, masks. The whole kernel was.
     rewrite = named or (reductions[0] if reductions else "loop")
     return Attribution(_make_code_culprit(wrong, single, rewrite, vectorised=True, necessary=True))
@@ -355,10 +357,12 @@ def prove_vectors(ablator: Ablator) -> Attribution | None:
     found = {name: step for step, buffers in written for name in step.list_code_operators(*buffers)}
     if not proofs.is_right_without_vectors(ablator, generator):
         return None
-    named, _ = proofs.find_right_in_scalars(ablator, generator, list(found))
-    if named is None:
+    named, untested = proofs.find_right_in_scalars(ablator, generator, list(found))
+    left = named or (untested[0] if len(untested) == 1 else None)  # the one that does not compile so among vectors
+    if left is None:
         return None
-    return Attribution(_make_code_culprit(found[named], None, named, vectorised=True, necessary=True))
+    culprit = _make_code_culprit(found[left], None, left, vectorised=True, necessary=True)
+    return Attribution(culprit) if named is not None else _doubt(culprit)
 
 
 def _prove_scalar(ablator: Ablator, wrong: LoweredStep, single: LoweredStep | None) -> Attribution:

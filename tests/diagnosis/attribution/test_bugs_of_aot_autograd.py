@@ -627,3 +627,32 @@ def test_calls_are_compared_under_the_autocast_of_their_program(write_case: Call
         "result 0: torch.bfloat16",
         "result 0: torch.float32",
     )
+
+
+# A view that a program draws numbers into, of an input that requires a gradient in its second call alone.
+DRAWN_INTO_A_VIEW = """
+import torch
+
+OPTIONS = {"fallback_random": True}
+
+def program(x):
+    view = x.unsqueeze(-1).unsqueeze(-1).squeeze(3)
+    view.normal_()
+    return view
+
+CALLS = [(torch.randn(2, 2, 2),), (torch.randn(2, 2, 2, requires_grad=True),)]
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(1, 2, 2),)
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what AOTAutograd refuses hangs on the torch")
+def test_what_the_front_of_aot_autograd_raises_is_proved_at_the_write(write_case: Callable[..., Path]):
+    culprit = triage(load_case(write_case(DRAWN_INTO_A_VIEW)), torch.device("cpu")).to_json()["culprit"]
+    assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == (
+        "functionalization",
+        "create_aot_state",
+        True,
+    )
