@@ -95,11 +95,9 @@ def _list_writes(captured: ways.CapturedGraphs) -> list[fx.Node]:
 def _prove_at_writes(ablator: Ablator, found: Found) -> Attribution | None:
     """The culprit, proved at its call; or where several writes lead to it, at all of them together."""
     proved = prove_at_call(ablator, found)
-    writes = [node for captured in ways.iter_captured(ablator.trial.ledger) for node in _list_writes(captured)]
     if proved is not None:
-        culprit = proved.culprit or found.culprit
-        # Where nothing writes, a break keeps more apart than the call.
-        return proved if writes else replace(proved, culprit=replace(culprit, confidence="low"))
+        return proved
+    writes = (node for captured in ways.iter_captured(ablator.trial.ledger) for node in _list_writes(captured))
     calls = {name: node.target for node in writes if (name := find_call_name(node)) is not None}
     if not 1 < len(calls) <= _MOST_WRITES or not ablator.is_repaired_by(GraphBreak(tuple(calls.items()))):
         return None
@@ -174,14 +172,10 @@ def prove_raising_copy(ablator: Ablator) -> Attribution | None:
 # What AOTAutograd itself raises, by the function that does.
 
 _TRACED_BY = ("torch/_functorch/_aot_autograd/", "torch/_functorch/aot_autograd.py")
-_MOST_CALLS = 4
 
 
 def _find_raising(divergence: Divergence) -> Iterator[Found]:
-    """The function that raises, at each of the writes of the program: AOTAutograd's, or what stands in for a write.
-
-    A program that writes nothing may raise for any call: the last come first.
-    """
+    """The function that raises, at each of the writes of the program: AOTAutograd's, or what stands in for a write."""
     failure = divergence.trial.observation.failure
     raised = [frame for frame in failure.raised if not frame[2].startswith("<")] if failure is not None else []
     named = (frame for frame in raised if frame[0].startswith(_TRACED_BY))
@@ -192,8 +186,7 @@ def _find_raising(divergence: Divergence) -> Iterator[Found]:
     details: DetailsJson = {"kind": "regenerated" if function == facts().aot_autograd.alias_copy.function else "raised"}
     culprit = Culprit(FUNCTIONALIZATION, None, function, function, source=file, line=line, details=details)
     for captured in ways.iter_captured(divergence.trial.ledger):
-        calls = [node for node in reversed(captured.record.snapshots[-1].graph.nodes) if node.op.startswith("call")]
-        yield from map(Found, _place_at(culprit, _list_writes(captured) or calls[:_MOST_CALLS]))
+        yield from map(Found, _place_at(culprit, _list_writes(captured)))
 
 
 def _find_joined(divergence: Divergence) -> Iterator[Found]:
@@ -503,7 +496,7 @@ AOT_AUTOGRAD = (
     ways.Way("outputs that are views", _find_regenerated, _prove_alone, shows=lambda seen: True),
     replace(_ANALYSIS, shows=attrgetter("trial.observation.failure")),  # may be why it raises
     ways.Way(
-        "what AOTAutograd raises", _find_raising, _prove_at_writes, attrgetter("trial.observation.failure"), most=4
+        "what AOTAutograd raises", _find_raising, _prove_at_writes, attrgetter("trial.observation.failure"), most=3
     ),
     ways.Way(
         "outputs from which autograd reaches others",

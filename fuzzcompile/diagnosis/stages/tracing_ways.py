@@ -273,7 +273,9 @@ def _prove_symbols(ablator: Ablator, found: Found) -> Attribution | None:
     if found.without is None:
         return None
     trial, repaired = ablator.attempt_under(found.without)
-    if not repaired or len(trial.ledger.frames) >= int(getattr(load_config("dynamo"), "recompile_limit", 8)):
+    if not repaired or len(trial.ledger.frames) >= int(
+        getattr(load_config(DynamoSettings.config), "recompile_limit", 8)
+    ):
         return None
     return Attribution(replace(found.culprit, necessary=True, confidence="high"))
 
