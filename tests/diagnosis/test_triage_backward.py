@@ -103,6 +103,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 def test_gradients_that_reach_backward_in_another_order_are_the_runtimes(
     monkeypatch: pytest.MonkeyPatch, write_case: Callable[..., Path]
 ):
@@ -118,6 +119,7 @@ def test_gradients_that_reach_backward_in_another_order_are_the_runtimes(
     assert report["culprit"]["rewrite"] == "AOTDispatchAutograd.post_compile"
 
 
+@pytest.mark.slow
 def test_a_tangent_of_another_layout_than_traced_is_named(
     monkeypatch: pytest.MonkeyPatch, write_case: Callable[..., Path]
 ):

@@ -648,6 +648,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what AOTAutograd refuses hangs on the torch")
 def test_what_the_front_of_aot_autograd_raises_is_proved_at_the_write(write_case: Callable[..., Path]):
     culprit = triage(load_case(write_case(DRAWN_INTO_A_VIEW)), torch.device("cpu")).to_json()["culprit"]

@@ -290,6 +290,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the pass hangs on the torch")
 def test_memory_that_was_not_initialised_is_no_suspect(write_case: Callable[..., Path]):
     report = triage(load_case(write_case(WRITTEN_BESIDE_MEMORY_THAT_NOBODY_READS)), torch.device("cpu")).to_json()
@@ -577,6 +578,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="how vectors divide hangs on the torch")
 def test_an_operator_of_a_later_kernel_is_named_though_an_earlier_one_looks_wrong(write_case: Callable[..., Path]):
     report = triage(load_case(write_case(REMAINDER)), torch.device("cpu")).to_json()

@@ -126,7 +126,10 @@ def make():
 
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what the pattern matches hangs on the torch")
-@pytest.mark.parametrize("shapes", [[(1, 2, 2, 2)] * 3, [(1, 3, 2, 3), (1, 2, 3, 3), (1, 2, 3, 3)]])
+@pytest.mark.parametrize(
+    "shapes",
+    [[(1, 2, 2, 2)] * 3, pytest.param([(1, 3, 2, 3), (1, 2, 3, 3), (1, 2, 3, 3)], marks=pytest.mark.slow)],
+)
 def test_of_two_causes_at_once_the_first_is_the_cause(write_case, shapes: list[tuple[int, ...]]):
     """Other sizes keep the pattern from matching, and say nothing."""
     report = judge_file(JudgeTask(path=str(write_case(TWO_AT_ONCE.format(shapes=shapes))))).report

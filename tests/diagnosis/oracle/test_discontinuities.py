@@ -30,6 +30,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 def test_rounding_that_few_perturbed_runs_show_is_no_bug(
     monkeypatch: pytest.MonkeyPatch, write_case: Callable[..., Path]
 ):

@@ -31,6 +31,7 @@ def run(model, inputs):
 """
 
 
+@pytest.mark.slow
 def test_the_setting_is_named(write_case, monkeypatch: pytest.MonkeyPatch) -> None:
     case = load_case(write_case(HOOKED))
     assert not triage(case, torch.device("cpu")).is_bug
