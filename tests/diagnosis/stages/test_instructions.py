@@ -16,7 +16,9 @@ from fuzzcompile.compiler.instructions import InstructionTrace, find_partings, r
 from fuzzcompile.compiler.watch import patch_table
 from fuzzcompile.compiler.watch.torch_patch import install_patches
 from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.diagnosis.probe import SignatureLock, probe_case
 from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.programs.scripts.reproducer import choose_script
 
 PUBLIC = Path(__file__).parents[2] / "public_issues"
 ONLY_HERE = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the plants are of torch 2.13")
@@ -440,5 +442,12 @@ def make():
 
 @ONLY_HERE
 def test_a_method_of_constants_is_held_against_python(write_case: Callable[..., Path]):
-    culprit = triage(load_case(write_case(COPIED)), torch.device("cpu")).to_json()["culprit"]
+    path = write_case(COPIED)
+    report = triage(load_case(path), torch.device("cpu")).to_json()
+    culprit = report["culprit"]
     assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("dynamo", "deque.copy()", True)
+    # A reduction is locked to it, and the script shows the attribute.
+    lock = SignatureLock.of(report)
+    assert lock.matches(probe_case(load_case(path), torch.device("cpu"), target=lock))
+    shown = choose_script(path.read_text(), report)
+    assert [target.expression for target in shown.targets] == ["model.found"]
