@@ -140,14 +140,14 @@ class SignatureLock:
             return True
         first = probe.suspects[0] if probe.suspects else None
         if self.stage in GRAPH_STAGES:
-            return first is not None and self._is_same_culprit(first)
+            return first is not None and self.is_culprit(first)
         if self.suspect_stage is not None or self.stage == ATEN:
-            return any(self._is_same_culprit(suspect) for suspect in probe.suspects)
+            return any(self.is_culprit(suspect) for suspect in probe.suspects)
         if self.error is not None and probe.error is not None and probe.error[:_MESSAGE] != self.error:
             return False
         return first is None or first.stage not in GRAPH_STAGES
 
-    def _is_same_culprit(self, suspect: Suspect) -> bool:
+    def is_culprit(self, suspect: Suspect) -> bool:
         """Return whether a suspect is the same culprit; behind the graph passes its file is unknown until proved."""
         if suspect.stage != self.stage or suspect.family not in self.families:
             return False
@@ -196,7 +196,7 @@ def probe_case(
         verdict = choose_wrong_values_verdict(trial.judgement)
     verdict, blamed = _look_beside(experiments, trial, verdict, None if target is None else target.verdict)
     divergence = Divergence(experiments, trial, steps, time.monotonic() + _SECONDS)
-    suspects = blamed or (tuple(_list_suspects(looks, divergence)) if verdict.is_bug else ())
+    suspects = blamed or (tuple(_list_suspects(target, divergence)) if verdict.is_bug else ())
     failure = trial.observation.failure
     return CaseProbe(
         verdict,
@@ -238,14 +238,20 @@ def _probe_eager(experiments: Experiments) -> CaseProbe:
     return CaseProbe(judged.decision.verdict, blamed, compiles=0, outputs=tuple(outputs))
 
 
-def _list_suspects(looks: str | None, divergence: Divergence) -> list[Suspect]:
-    """The suspects of a stage, before those among the rewrites.
+def _list_suspects(target: SignatureLock | None, divergence: Divergence) -> list[Suspect]:
+    """The suspects of the target's stage, before those among the rewrites.
 
     A rewrite that changes what a graph means explains whatever looks wrong around the graph passes.
     """
     rewrites = divergence.once(list_visible_rewrites)
-    if looks is None or (rewrites and any(step.is_semantic for step in rank_suspects(divergence.steps))):
+    looks = target.suspect_stage if target is not None else None
+    if (
+        target is None
+        or looks is None
+        or (rewrites and any(step.is_semantic for step in rank_suspects(divergence.steps)))
+    ):
         return rewrites
     found = get_stage(looks).suspects(divergence)
-    # Of what dynamo traces, one instruction may be at fault.
-    return [*found, *(list_instruction_suspects(divergence) if looks == DYNAMO else ()), *rewrites]
+    if looks == DYNAMO and not any(map(target.is_culprit, found)):  # one instruction may be at fault: a trace more
+        found += list_instruction_suspects(divergence)
+    return [*found, *rewrites]

@@ -305,9 +305,11 @@ def observe_mutations(call: int | None, before: StateBefore, program: CaseProgra
             left = ObservableName(name, call, after=True)
             changed.append(Value(str(left), now, "mutation", aliases=shared, before=None if moved else old))
     attributes = reached.plain_attributes()
-    objects = {path for path, _ in reached.list_named()} | {name.partition(" ")[2] for name in existing}
-    gone = (name for name in before.attributes if name not in objects)  # else something else is there
-    for name in dict.fromkeys((*gone, *attributes)):
+    gone = [name for name in before.attributes if name not in attributes]
+    if gone:  # where something else is now, that says it
+        held_now = {path for path, _ in reached.list_named()} | {name.partition(" ")[2] for name in existing}
+        gone = [name for name in gone if name not in held_now]
+    for name in (*attributes, *gone):
         was, attribute = (held.get(name, _ABSENT) for held in (before.attributes, attributes))
         if (type(attribute), attribute) != (type(was), was):
             observable = ObservableName(f"attribute {name}", call, after=True)

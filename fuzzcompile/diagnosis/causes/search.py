@@ -314,24 +314,26 @@ def _find_nearest(
                 break
         if further >= _FURTHER:
             break
-    pairs = _pair_arguments(offered) if best[1] is CulpritActivity.ABSENT else ()
-    screened = zip(pairs, budget.screen((each.program for each in pairs), _PAIRS), strict=False)
-    fitting = (pair for pair, (_, seen) in screened if seen.right and seen.still is CulpritActivity.FIRES)
+    if best[1] is not CulpritActivity.ABSENT:
+        return best
+    screened, pairs = itertools.tee(_pair_arguments(offered))
+    looked = zip(budget.screen((both.program for both in screened), _PAIRS), pairs, strict=False)
+    fitting = (both for (_, seen), both in looked if seen.right and seen.still is CulpritActivity.FIRES)
     both = next(fitting, None)
     return best if both is None else (both, CulpritActivity.FIRES)
 
 
-def _pair_arguments(changes: Sequence[Change]) -> list[Change]:
-    """Two changes of arguments at once, each pair under the fingerprint of its first, and each program once."""
-    pairs: dict[frozenset[str], Change] = {}
-    for first in (change for change in changes if change.kind == "argument"):
-        known = {change.fingerprint for change in changes if change.kind == "argument"} - {first.fingerprint}
-        for second in generate_changes(first.program) if known else ():
-            if second.fingerprint in known and len(pairs) < _PAIRS:
-                both = replace(first, program=second.program, before=f"{first.before}, {second.before}")
-                both = replace(both, after=f"{first.after}, {second.after}")
-                pairs.setdefault(frozenset((first.fingerprint, second.fingerprint)), both)
-    return list(pairs.values())
+def _pair_arguments(changes: Sequence[Change]) -> Iterator[Change]:
+    """Two changes of arguments at once, each pair of fingerprints once, under that of its first."""
+    arguments, seen = [change for change in changes if change.kind == "argument"], set[frozenset[str]]()
+    known = {change.fingerprint for change in arguments}
+    for first in arguments if len(known) > 1 else ():
+        for second in generate_changes(first.program):
+            pair = frozenset((first.fingerprint, second.fingerprint))
+            if second.fingerprint in known and len(pair) > 1 and pair not in seen:
+                seen.add(pair)
+                before, after = f"{first.before}, {second.before}", f"{first.after}, {second.after}"
+                yield replace(first, program=second.program, before=before, after=after)
 
 
 def _matches_neighbour(window: Program, neighbour: Program, shown: ScreenResult) -> bool:

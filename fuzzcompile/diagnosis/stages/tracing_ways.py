@@ -33,7 +33,7 @@ from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culp
 from fuzzcompile.diagnosis.operators.operator_ways import iter_program_lines
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
 from fuzzcompile.diagnosis.stages import ways
-from fuzzcompile.diagnosis.stages.ways import Found, iter_captured
+from fuzzcompile.diagnosis.stages.ways import Found
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.evidence import EFFECT, ObservableName
@@ -258,7 +258,9 @@ BRANCH = ways.Way("the operators of a program, and those of dynamo's graph", _fi
 
 
 def _find_symbols(divergence: Divergence, stage: str) -> Iterator[Found]:
-    nodes = [node for each in iter_captured(divergence.trial.ledger) for node in each.record.snapshots[0].graph.nodes]
+    nodes = [
+        node for each in ways.iter_captured(divergence.trial.ledger) for node in each.record.snapshots[0].graph.nodes
+    ]
     calls = [(node, node.meta.get("example_value")) for node in nodes if node.op == "call_function"]
     for kind, symbol in facts().symbols.items():
         computing = next((node for node, value in calls if isinstance(value, _SYMBOLS[kind])), None)
@@ -273,9 +275,8 @@ def _prove_symbols(ablator: Ablator, found: Found) -> Attribution | None:
     if found.without is None:
         return None
     trial, repaired = ablator.attempt_under(found.without)
-    if not repaired or len(trial.ledger.frames) >= int(
-        getattr(load_config(DynamoSettings.config), "recompile_limit", 8)
-    ):
+    most = int(getattr(load_config(DynamoSettings.config), "recompile_limit", 8))
+    if not repaired or len(trial.ledger.frames) >= most:
         return None
     return Attribution(replace(found.culprit, necessary=True, confidence="high"))
 
