@@ -150,11 +150,12 @@ class CompiledAnew(CompileChange):
     """Every call but the first compiles anew, or those before which one of some facts has changed.
 
     The facts are names of `fuzzcompile.run.call_state.CallState`; None stands for all, changed or not. ``dynamic``
-    leaves sizes open in each of these compiles.
+    leaves sizes open in each of these compiles. With ``else_eager``, calls that cannot be compiled run in eager mode.
     """
 
     facts: tuple[str, ...] | None = None
     dynamic: bool = False
+    else_eager: bool = False
     breaks_graph = True  # what is traced anew may be what dynamo cannot capture
 
     @property

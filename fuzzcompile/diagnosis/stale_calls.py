@@ -115,12 +115,14 @@ def explain_stale_call(attempt: Compile, decision: Decision) -> StaleCall | None
     The first of the changed facts that is enough to compile anew for is the culprit's; the verdict is ``by_design``
     where a setting with which torch leaves guards out is what left it out.
     """
-    anew, sizes = CompiledAnew(), CompiledAnew(dynamic=True)
+    # What another call raises when it is compiled anew says nothing of this one's graph; of an error, it may be that.
+    else_eager = decision.verdict not in ERRORS
+    anew, sizes = (CompiledAnew(dynamic=dynamic, else_eager=else_eager) for dynamic in (False, True))
     first = attempt([anew])
     calls, guards = first.ledger.calls, [guard for guard in first.ledger.guards if guard.call == 1]
     if len(calls) < 2 or not first.right:
         return None
-    usual = attempt([CompiledAnew(())])
+    usual = attempt([replace(anew, facts=())])
     if _is_traced_for_itself(usual):
         return None
     changes = _list_changes(calls)
@@ -137,7 +139,7 @@ def explain_stale_call(attempt: Compile, decision: Decision) -> StaleCall | None
         is_of_keys = calls[number].get_fact(name, calls[0]).kind == "keys"
         earlier = usual.wrong is not None and number + 1 != usual.wrong
         ranks[name] = earlier, _rank_evidence(name, calls[0], calls[number], guards), not is_of_keys
-    needed = _find_needed(attempt, sorted(changes, key=ranks.__getitem__), ablations)
+    needed = _find_needed(attempt, anew, sorted(changes, key=ranks.__getitem__), ablations)
     if needed is None:
         culprit = Culprit(DYNAMO, None, None, "no guard", confidence="low", details=_tell([]))
     else:
@@ -195,11 +197,11 @@ def explain_cached_graph(attempt: CachedCompile, decision: Decision, hit: Sequen
     return StaleCall(replace(decision, verdict=Verdict.STALE, detail=told), attribution)
 
 
-def _find_needed(attempt: Compile, names: list[str], ablations: list[Ablation]) -> list[str] | None:
+def _find_needed(attempt: Compile, anew: CompiledAnew, names: list[str], ablations: list[Ablation]) -> list[str] | None:
     """The fewest of the changed facts that it is enough to compile anew for, by halves; None if all are not enough."""
 
     def is_enough(chosen: list[str]) -> bool:
-        alone = CompiledAnew(tuple(chosen))
+        alone = replace(anew, facts=tuple(chosen))
         ablations.append(Ablation(alone.text, bool(chosen) and attempt([alone]).right, None))
         return ablations[-1].repairs
 

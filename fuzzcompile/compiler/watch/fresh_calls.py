@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.exc import TorchDynamoException
 
 from fuzzcompile.compiler.watch.ledger import GuardRecord
 from fuzzcompile.compiler.watch.recorder import Recorder
@@ -42,12 +43,17 @@ def wrap_check_functions(recorder: Recorder, original: Function, *args: object, 
 
 
 def call_anew(
-    recorder: Recorder, compiled: Any, target: Callable[..., object], facts: Collection[str] | None
+    recorder: Recorder,
+    compiled: Any,
+    target: Callable[..., object],
+    facts: Collection[str] | None,
+    else_eager: bool = False,
 ) -> Callable[..., Any]:
     """The compiled form of ``target``, which compiles anew in each call before which a fact has changed.
 
     ``facts`` are names of :class:`~fuzzcompile.run.call_state.CallState`; None has every call but the first compile
-    anew. The states before the calls are kept in the ledger. A compiled module stays the object that it is.
+    anew. With ``else_eager``, later calls that cannot be compiled run in eager mode, and the ledger says so. The states
+    before the calls are kept in the ledger. A compiled module stays the object that it is.
     """
     calls, running, since = recorder.ledger.calls, False, 0
     inner = compiled.forward if isinstance(compiled, nn.Module) else compiled
@@ -72,6 +78,14 @@ def call_anew(
         running = True
         try:
             return inner(*args, **kwargs)
+        except TorchDynamoException as error:
+            if not else_eager or len(calls) < 2:
+                raise
+            recorder.ledger.record_unseen(
+                Unseen("a call that is compiled anew", describe_error(error), (DYNAMO,), _SHOWS)
+            )
+            with torch.compiler.set_stance("force_eager"):
+                return inner(*args, **kwargs)
         finally:
             running = False
 

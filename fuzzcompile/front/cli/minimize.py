@@ -288,7 +288,8 @@ def _describe_conclusion(small: MinimizeResult, out: Path, named: CommandSubject
         where = "--others DIR writes them" if others is None else f"they are in {others}"
         yield f"{len(small.other_sources)} candidates failed in another way; {where}."
     if not small.finished:
-        yield f"The budget ended the search; `{named.format_command('minimize', resume=True)}` continues it."
+        continues = named.format_command("minimize", resume=True)
+        yield f"The budget, or --compiles, ended the search; `{continues}` continues it."
 
 
 def _describe_confirmation(small: MinimizeResult, out: Path, named: CommandSubject) -> str:

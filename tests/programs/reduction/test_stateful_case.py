@@ -75,7 +75,18 @@ def test_a_stale_graph_is_minimised_to_the_change_that_no_guard_notices(tmp_path
     (tmp_path / "plant.py").write_text(PLANT)
     (tmp_path / "case.py").write_text(CASE)
     status = call(
-        "minimize", "case.py", "--plant", "plant.py", "--device", "cpu", "--out", "small.py", "--budget", "6m"
+        "minimize",
+        "case.py",
+        "--plant",
+        "plant.py",
+        "--device",
+        "cpu",
+        "--out",
+        "small.py",
+        "--budget",
+        "6m",
+        "--compiles",
+        "1000",
     )
     said, small = capsys.readouterr().out, (tmp_path / "small.py").read_text()
     assert status == 0 and "does not show" not in said, said
