@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import os
+import unittest.mock
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -21,6 +24,7 @@ from fuzzcompile.compiler.watch import aot_autograd, patch_table
 from fuzzcompile.compiler.watch.recorder import Recorder
 from fuzzcompile.compiler.watch.torch_patch import install_patches
 from fuzzcompile.model.contract import COMPILE, EXPORT
+from fuzzcompile.model.facts import NumberFunction
 from fuzzcompile.run.torch_attributes import replace_attributes
 
 
@@ -244,8 +248,39 @@ class DynamoSettings(_EntriesChange):
     config = "dynamo"
 
 
+@dataclass(frozen=True)
+class EnvironmentVariables(_EntriesChange):
+    """Environment variables, and the function of torch (``module:function``) that reads them once."""
+
+    reader: str = ""
+    config = "environment"
+
+    @property
+    def workaround(self) -> str | None:  # type: ignore[override]
+        """The assignments."""
+        return ", ".join(f'os.environ["{key}"] = "{value}"' for key, value in self.entries.items())
+
+    @contextlib.contextmanager
+    def apply(self, recorder: Recorder) -> Iterator[None]:
+        """Set them, and have them read anew, then and afterwards."""
+        module, _, function = self.reader.partition(":")
+        forget = getattr(getattr(importlib.import_module(module), function, None), "cache_clear", lambda: None)
+        with contextlib.ExitStack() as stack:
+            stack.callback(forget)
+            stack.enter_context(unittest.mock.patch.dict(os.environ, {k: str(v) for k, v in self.entries.items()}))
+            forget()
+            yield
+
+
 SETTINGS = {changes.config: changes for changes in (InductorSettings, TracingSettings, DynamoSettings)}
 """The changes of entries of a config, by its name."""
+
+
+def keep_numbers(function: NumberFunction) -> CompileChange:
+    """Leave out what treats a program's numbers as symbols."""
+    if function.reader:
+        return EnvironmentVariables(function.without, function.reader)
+    return DynamoSettings(function.without)
 
 
 # Rewrites and operators left out.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import importlib
 import operator
 import re
@@ -17,11 +18,12 @@ from torch import fx
 
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.rule_labels import find_location
-from fuzzcompile.compiler.watch.torch_patch import Function, IntendedError
+from fuzzcompile.compiler.watch.torch_patch import Function, IntendedError, UnseenRecorder
 from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import PRE_GRAD
 from fuzzcompile.run.code_files import find_owner
+from fuzzcompile.run.torch_attributes import replace_attribute
 
 # Source of dynamo's own handling of a function.
 
@@ -158,12 +160,16 @@ CallTarget = Callable[..., object] | str
 
 def is_function(call: CallTarget) -> TypeGuard[Callable[..., object]]:
     """Return whether dynamo's own ``disallow_in_graph`` can leave the call to eager mode."""
-    return not isinstance(call, str) and call is not operator.setitem
+    return not isinstance(call, str) and not _is_operator(call)
+
+
+def _is_operator(call: object) -> bool:
+    return getattr(call, "__module__", None) == operator.add.__module__
 
 
 @dataclass(frozen=True)
 class GraphExclusions:
-    """Methods, and ``operator.setitem``, that dynamo is to leave to eager mode, and the compile's ledger."""
+    """Methods, and Python's operators, that dynamo is to leave to eager mode, and the compile's ledger."""
 
     calls: Collection[CallTarget]
     ledger: Ledger
@@ -190,6 +196,20 @@ def wrap_call_method(
     return original(variable, tx, name, *rest, **named)
 
 
+# Instructions of Python's operators at which dynamo by itself leaves the whole frame to Python.
+_OPERATORS = ("BINARY_OP", "UNARY_NEGATIVE", "UNARY_INVERT")
+
+
+def wrap_run(watcher: UnseenRecorder, original: Function, translator: Any, *rest: object) -> object:
+    """Have dynamo's translator of a frame break the graph at Python's operators, too, as it does at calls."""
+    breaking = importlib.import_module("torch._dynamo.symbolic_convert").break_graph_if_unsupported
+    table = list(translator.dispatch_table)
+    for code in (dis.opmap[name] for name in _OPERATORS if name in dis.opmap):
+        table[code] = breaking(push=True, msg_prefix="An operator is left to eager mode")(table[code])
+    with replace_attribute(translator, "dispatch_table", table):
+        return original(translator, *rest)
+
+
 def _break_at(call: CallTarget, left: GraphExclusions) -> None:
     if call in left.calls:
         raise IntendedError(importlib.import_module("torch._dynamo.exc").Unsupported(f"{call} is left to eager mode"))
@@ -200,7 +220,7 @@ def resolve_call(function: Callable[..., object]) -> CallTarget:
     name = getattr(function, "__name__", "")
     if getattr(torch.Tensor, name, None) is not function:
         return function
-    return operator.setitem if name == "__setitem__" else name
+    return getattr(operator, name, name) if name.startswith("__") else name
 
 
 @contextlib.contextmanager
@@ -238,8 +258,7 @@ def find_captured_calls(ledger: Ledger, site: str | None, nodes: Sequence[str]) 
     """Return dynamo's captured calls at a ``site`` of the program that can be left to eager mode, by the user's names.
 
     If some of ``nodes`` of dynamo's graph stand on its line, only their calls are meant. There is no site where a
-    module of torch's is compiled by itself: then the nodes are meant, if there is one graph. Behind another of
-    Python's operators than ``operator.setitem`` dynamo would leave the whole frame to Python, which proves nothing.
+    module of torch's is compiled by itself: then the nodes are meant, if there is one graph.
     """
     records = [record for frame in ledger.frames if (record := frame.find_record(PRE_GRAD)) is not None]
     captured = [node for record in records if record.snapshots for node in record.snapshots[0].graph.nodes]
@@ -256,7 +275,7 @@ def find_call_name(node: fx.Node) -> str | None:
     """The user's name for a node of dynamo's graph: ``torch.max_pool1d``, ``torch.Tensor.cumsum``; or None."""
     if isinstance(node.target, str):
         return f"torch.Tensor.{node.target}"
-    return "operator.setitem" if node.target is operator.setitem else find_public_name(node.target)
+    return f"operator.{node.target.__name__}" if _is_operator(node.target) else find_public_name(node.target)
 
 
 _NUMPY = "wrapped_"  # how dynamo names what it calls in the place of NumPy's functions, methods and operators

@@ -16,12 +16,12 @@ from fuzzcompile.compiler.compile_changes import (
     Backend,
     CompileChange,
     CompilePath,
-    DynamoSettings,
     GraphBreak,
     InductorSettings,
     OmittedPass,
     TracingSettings,
     Veto,
+    keep_numbers,
 )
 from fuzzcompile.compiler.custom_code import make_backend_label, make_config_without
 from fuzzcompile.compiler.functional_run import find_identity_nodes
@@ -137,8 +137,8 @@ def _iter_candidates(culprit: Culprit, ablator: Ablator) -> Iterator[CompileChan
         if changed:
             yield InductorSettings(changed)
     tracing = (facts().aot_autograd.alias_copy, facts().aot_autograd.tangent_copy)
-    for changes, switched in ((TracingSettings, tracing), (DynamoSettings, facts().symbols.values())):
-        yield from (changes(each.without) for each in switched if each.function == culprit.rewrite)
+    yield from (TracingSettings(each.without) for each in tracing if each.function == culprit.rewrite)
+    yield from (keep_numbers(each) for each in facts().symbols.values() if each.function == culprit.rewrite)
     if culprit.stage not in GRAPH_STAGES:
         calls = find_captured_calls(ablator.trial.ledger, culprit.site, culprit.nodes)
         functions = tuple((name, call) for name, call in calls.items() if is_function(call))

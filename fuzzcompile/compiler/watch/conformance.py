@@ -80,7 +80,7 @@ def _run_methods(x: torch.Tensor) -> torch.Tensor:
     result = torch.sin(x)
     result[0] = 1
     rank = result.dim()
-    return result * rank
+    return torch.exp(result * rank)
 
 
 _SINE, _TIMES = torch.ops.aten.sin.default, torch.ops.aten.mul.Tensor
@@ -143,7 +143,9 @@ _CHANGES = Control(
 
 
 _STORED = Control(realised=("aten.sin.default",), stored=True)
-_BREAKS = GraphBreak((("operator.setitem", operator.setitem), ("torch.Tensor.dim", "dim")))
+_BREAKS = GraphBreak(
+    (("operator.setitem", operator.setitem), ("torch.Tensor.dim", "dim"), ("operator.mul", operator.mul))
+)
 
 
 def find_missing_patches() -> dict[str, str]:

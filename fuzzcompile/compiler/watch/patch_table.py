@@ -386,12 +386,18 @@ BREAKS: tuple[Patch[GraphExclusions], ...] = (
     Patch("methods of tensors", (DYNAMO, FUNCTIONALIZATION), "compiles without one method",
           "torch._dynamo.variables.tensor", "TensorVariable.call_method", graph_breaks.wrap_call_method,
           _find("dim is left", lambda findings: findings.broken.graph_breaks), takes=("self", "tx", "name")),
+    Patch("frames with operators", (DYNAMO, FUNCTIONALIZATION), "compiles without one of Python's operators",
+          "torch._dynamo.symbolic_convert", "InstructionTranslatorBase.run", graph_breaks.wrap_run,
+          _expect("graphs behind an operator", lambda findings: len(findings.broken.frames), 2), takes=("self",)),
 )
 
 INSTRUCTIONS: tuple[Patch[InstructionTrace], ...] = (
     Patch("instructions", (DYNAMO,), "Python's instructions as dynamo traces them",
           "torch._dynamo.symbolic_convert", "InstructionTranslatorBase.step", instructions.wrap_step,
           _expect("values of a name", lambda findings: findings.ranks, ((int, "2"),))),
+    Patch("frames with instructions", (DYNAMO,), "compiles without one of Python's instructions",
+          "torch._dynamo.symbolic_convert", "InstructionTranslatorBase.run", graph_breaks.wrap_run,
+          unprobed="It is that of frames with operators.", takes=("self",)),
 )
 
 # Patches that make compiles cheaper.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -77,7 +77,8 @@ def _find_contradictions(divergence: Divergence) -> Iterator[Found]:
             details: DetailsJson = {"kind": "analysis", "a run shows": shown or missed}
             family = "analysis" if shown else "differentiation"
             culprit = Culprit.from_function(FUNCTIONALIZATION, place, family, details=details)
-            yield from map(Found, _place_at(culprit, _list_writes(captured)) or [culprit])
+            calls = _list_writes(captured) or _list_made(captured)
+            yield from map(Found, _place_at(culprit, calls) or [culprit])
 
 
 def _place_at(culprit: Culprit, calls: Sequence[fx.Node]) -> list[Culprit]:
@@ -149,9 +150,17 @@ def _list_regenerated(captured: ways.CapturedGraphs) -> list[fx.Node]:
     said, results = captured.frame.analysis, captured.record.snapshots[-1].results
     kinds = [kind for kind, _ in said.kinds] if said is not None else []
     returned = [node for node, kind in zip(results, kinds, strict=False) if kind.startswith("alias_of")]
-    # Of several results (`chunk`) each is taken by Python's own operator, at which dynamo cannot break.
-    made = [_find_maker(node) for node in returned if isinstance(node, fx.Node)]
-    return [node for node in made if node.op.startswith("call") and node.target is not operator.getitem]
+    return _list_makers(returned)
+
+
+def _list_made(captured: ways.CapturedGraphs) -> list[fx.Node]:
+    """The calls of dynamo's graph that make its outputs, the last first."""
+    return _list_makers(reversed(pytree.tree_leaves(captured.record.snapshots[-1].results)))
+
+
+def _list_makers(returned: Iterable[object]) -> list[fx.Node]:
+    made = dict.fromkeys(_find_maker(node) for node in returned if isinstance(node, fx.Node))
+    return [node for node in made if node.op.startswith("call")]
 
 
 def _find_maker(node: fx.Node) -> fx.Node:

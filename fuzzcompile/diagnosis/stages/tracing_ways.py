@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,13 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
-from fuzzcompile.compiler.compile_changes import CAPTURE_ONLY, BypassedNodes, DynamoSettings, GraphBreak
+from fuzzcompile.compiler.compile_changes import (
+    CAPTURE_ONLY,
+    BypassedNodes,
+    DynamoSettings,
+    GraphBreak,
+    keep_numbers,
+)
 from fuzzcompile.compiler.functional_run import run_eagerly
 from fuzzcompile.compiler.graph_breaks import find_handler, find_numpy_name, resolve_call
 from fuzzcompile.compiler.graph_replay import list_random_calls
@@ -261,13 +267,23 @@ def _find_symbols(divergence: Divergence, stage: str) -> Iterator[Found]:
     nodes = [
         node for each in ways.iter_captured(divergence.trial.ledger) for node in each.record.snapshots[0].graph.nodes
     ]
-    calls = [(node, node.meta.get("example_value")) for node in nodes if node.op == "call_function"]
     for kind, symbol in facts().symbols.items():
-        computing = next((node for node, value in calls if isinstance(value, _SYMBOLS[kind])), None)
+        is_one = _SYMBOLS[kind]
+        computing = next(filter(is_one, nodes), None)
         if computing is not None:
-            named, place = get_operator_name(computing.target), find_definition(symbol.place)
-            culprit = Culprit(stage, None, symbol.function, named, (), *place)
-            yield Found(replace(culprit, details={"kind": "symbol"}), DynamoSettings(symbol.without))
+            named = get_operator_name(computing.target) if computing.op == "call_function" else symbol.function
+            culprit = Culprit(stage, None, symbol.function, named, (), *find_definition(symbol.place))
+            yield Found(replace(culprit, details={"kind": "symbol"}), keep_numbers(symbol))
+
+
+def _computes(*kinds: type) -> Callable[[fx.Node], bool]:
+    return lambda node: node.op == "call_function" and isinstance(node.meta.get("example_value"), kinds)
+
+
+def _is_number(node: fx.Node) -> bool:
+    """Return whether an input of the graph is a tensor of the form that dynamo gives numbers."""
+    value = node.meta.get("example_value") if node.op == "placeholder" else None
+    return isinstance(value, torch.Tensor) and value.dim() == 0 and value.dtype == torch.float64
 
 
 def _prove_symbols(ablator: Ablator, found: Found) -> Attribution | None:
@@ -281,7 +297,11 @@ def _prove_symbols(ablator: Ablator, found: Found) -> Attribution | None:
     return Attribution(replace(found.culprit, necessary=True, confidence="high"))
 
 
-_SYMBOLS = {"float": (float, torch.SymFloat), "int": (int, torch.SymInt)}
+_SYMBOLS: Mapping[str, Callable[[fx.Node], bool]] = {
+    "float": _computes(float, torch.SymFloat),
+    "int": _computes(int, torch.SymInt),
+    "tensor": _is_number,
+}
 SYMBOLS = {
     stage: ways.Way("numbers that are symbols", partial(_find_symbols, stage=stage), _prove_symbols, most=None)
     for stage in (DYNAMO, FUNCTIONALIZATION)

@@ -156,15 +156,24 @@ class FusionFacts(FactTable, frozen=True):
 
 
 class SwitchedFunction(FactTable, frozen=True):
-    """A function of the compiler, and the settings under which it has nothing to do."""
+    """A function of the compiler, and the settings or environment variables under which it has nothing to do."""
 
     place: str  # ``module:function``
-    without: Mapping[str, bool]
+    without: Mapping[str, bool | str]
 
     @property
     def function(self) -> str:
         """Its name alone."""
         return self.place.rpartition(":")[2]
+
+
+class NumberFunction(SwitchedFunction, frozen=True):
+    """What treats the numbers of a program as symbols, and what keeps it from that.
+
+    ``reader`` is the function that reads an environment variable once, as ``module:function``.
+    """
+
+    reader: str = ""
 
 
 class CompilerDecision(SwitchedFunction, frozen=True):
@@ -278,7 +287,7 @@ class Facts(FactTable, frozen=True):
     bitwise: BitwiseFacts
     fusions: FusionFacts
     decisions: Mapping[str, CompilerDecision]
-    symbols: Mapping[str, SwitchedFunction]
+    symbols: Mapping[str, NumberFunction]
     aot_autograd: AotAutogradFacts
     custom_passes: CustomPassFacts
     places: CodePlaces

@@ -142,8 +142,10 @@ def test_functions_that_are_no_observed_pass_are_found():
 
 
 def replace_patch(monkeypatch: pytest.MonkeyPatch, name: str, **changes: Any) -> None:
-    for table in ("GRAPHS", "COVERAGE", "KERNELS", "DECOMPOSITIONS", "METADATA", "BREAKS", "SPEED", "PATCHES"):
-        rows = getattr(patch_table, table)
+    tables = {table: rows for table, rows in vars(patch_table).items() if table.isupper() and isinstance(rows, tuple)}
+    for table, rows in tables.items():
+        if not all(isinstance(patch, torch_patch.Patch) for patch in rows):
+            continue
         changed = [dataclasses.replace(patch, **changes) if patch.name == name else patch for patch in rows]
         monkeypatch.setattr(patch_table, table, tuple(changed))
 

@@ -525,38 +525,6 @@ def test_strides_of_views_are_one_bug_whatever_the_view(write_case: Callable[...
     assert signatures == {"lowering:torch/_inductor/graph.py:strides of a view"}
 
 
-# A float that has become a symbol has no signed zero.
-SIGNED_ZERO = """
-import math
-import torch
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * math.copysign(0.5, self.scale)
-
-def make():
-    torch.manual_seed(0)
-    return Model(), (torch.randn(4),)
-
-def run(model, inputs):
-    results = []
-    for model.scale in (1.0, 2.0, -0.0):
-        results.append(model(*inputs))
-    return results
-"""
-
-
-@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="which floats become symbols hangs on the torch")
-def test_a_number_that_is_wrong_as_a_symbol_is_named_with_what_keeps_its_value(write_case: Callable[..., Path]):
-    report = triage(load_case(write_case(SIGNED_ZERO)), torch.device("cpu")).to_json()
-    culprit = report["culprit"]
-    assert (culprit["stage"], culprit["rewrite"]) == ("dynamo", "VariableBuilder.wrap_symfloat")
-    assert culprit["necessary"] is True and report["signature"].endswith(":copysign")
-    assert {"toggle": "torch._dynamo.config.specialize_float = True", "repairs": True, "error": 0.0} in report[
-        "ablations"
-    ]
-
-
 # The kernel of what a custom operator writes looks wrong beside its graph; the remainder of another kernel is.
 REMAINDER = """
 import torch
