@@ -26,7 +26,7 @@ from fuzzcompile.model import stages as names
 from fuzzcompile.model.contract import TargetJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import PRE_GRAD
-from fuzzcompile.model.thresholds import GROSS_ERROR, HIDEABLE_STEP, NATIVE_SHARE, SEMANTIC_STEP
+from fuzzcompile.model.thresholds import GROSS_ERROR, HIDEABLE_STEP, INVISIBLE_ULPS, NATIVE_SHARE, SEMANTIC_STEP
 from fuzzcompile.model.verdicts import AGREEING, Comparison, Verdict
 from fuzzcompile.run.case import CompileSettings
 from fuzzcompile.run.observation import Observation
@@ -200,6 +200,8 @@ def _decide_within_rounding(experiments: Experiments, trial: Trial, semantic: Se
             "the values of both runs contradict: there, attention takes another kernel"
         )
         return replace(judged, confidence="low", detail=why)
+    if boundary is not None and boundary.step <= INVISIBLE_ULPS * _find_least_ulp(experiments.runs.eager):
+        return judged
     # What is smaller may be right but for the rounding of the program's own dtypes, by which perturbed runs differ.
     if boundary is not None and HIDEABLE_STEP < boundary.step <= _measure_sensitivity(experiments):
         why = (
@@ -219,6 +221,12 @@ def _decide_within_rounding(experiments: Experiments, trial: Trial, semantic: Se
     if visible and experiments.runs.has_low_precision_casts and _emulation_repairs(experiments, closely=True):
         return replace(judged, verdict=Verdict.PRECISION_CASTS, detail=_ELIDED)
     return judged
+
+
+def _find_least_ulp(run: Observation) -> float:
+    """The relative ulp of the most precise floating dtype among a run's values."""
+    values = [value.value for value in run.values if value.is_tensor]
+    return min((torch.finfo(value.dtype).eps for value in values if value.is_floating_point()), default=0.0)
 
 
 def _measure_sensitivity(experiments: Experiments) -> float:
