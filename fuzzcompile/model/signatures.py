@@ -76,9 +76,9 @@ def find_symptom(verdict: str, outputs: Iterable[OutputJson], details: DetailsJs
     lost or made among elements that are right: a place that does so is at fault once, and several changes of a program
     keep it from doing so. ``details`` are the culprit's: where a rewrite at fault has something written in place or,
     moving no value, share memory, a later read or write makes values wrong, and where a view is at fault that an
-    analysis overlooked, or that a write is seen through, a copy anywhere makes them right. A rewrite whose results
-    overlap in memory is one bug, and so is an output that is made anew as a view of the wrong tensor, or by the wrong
-    strides, whether that raises, has other metadata or shows in values.
+    analysis overlooked, that a decomposition makes none, or that a write is seen through, a copy anywhere makes them
+    right. A rewrite whose results overlap in memory is one bug, and so is an output that is made anew as a view of the
+    wrong tensor, or by the wrong strides, whether that raises, has other metadata or shows in values.
     """
     if details.get("kind") == "regenerated":
         return LAYOUT if details.get("way") == "as_strided" else SHARING
@@ -86,7 +86,7 @@ def find_symptom(verdict: str, outputs: Iterable[OutputJson], details: DetailsJs
         return OVERLAP
     overlooked = any(" view of " in shown for shown in details.get("a run shows") or ())
     in_place = details.get("writes in place") and not details.get("changed")
-    shares = in_place or details.get("shares") or details.get("written through")
+    shares = in_place or details.get("shares") or details.get("written through") or details.get("kind") == "alias"
     if verdict == Verdict.ALIASING or ((shares or overlooked) and Verdict(verdict).kind == "values"):
         return SHARING
     wrong = [output for output in outputs if output.get("finding") not in (None, *AGREEING)]

@@ -422,6 +422,7 @@ _SHOWS = {
     Verdict.RUNTIME_ERROR: (*_ERRORS, "mutation", "values"),
     Verdict.ACCEPTS_INVALID: ("check",),
 }
+_GRADIENT = Verdict.WRONG_GRADIENT
 # Kinds of fault that are wrong whatever reads them.
 _WRONG_ANYWHERE = ("values", "mutation", "check", "raises")
 
@@ -441,8 +442,10 @@ def _find_operators(divergence: Divergence) -> list[Found]:
         fault
         for graph in divergence.once(check_captured_operators)
         for fault in graph.faults
-        # Shared memory shows in values only if something is written to.
-        if _kind(fault) in kinds and (_kind(fault) != "alias" or verdict.kind != "values" or graph.watched.writes)
+        # Shared memory shows in values only if something is written to; of a result that is an argument in eager mode
+        # alone, the gradient is another one.
+        if _kind(fault) in kinds
+        and (_kind(fault) != "alias" or verdict not in VALUES or verdict is _GRADIENT or graph.watched.writes)
     ]
 
     def order(fault: Found) -> tuple[bool, int, bool]:

@@ -401,3 +401,31 @@ def test_what_stands_for_a_function_of_numpy_goes_by_its_name(write_case: WriteC
     report = judge(write_case, FLIPPED)
     culprit = report["culprit"]
     assert (report["verdict"], culprit["stage"], culprit["rewrite"]) == ("miscompile", "dynamo", "numpy.flip")
+
+
+# In eager mode the result is the argument, so that the caller's tensor gets its gradient too.
+GRADIENT_OF_A_COPY = """
+import torch
+from torch.nn import functional as F
+
+BACKWARD = True
+
+def program(x):
+    return x, F.dropout(x, 0.3, training=False)
+
+def run(model, inputs):
+    with torch.no_grad():
+        return model(*inputs)
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(4, 5, requires_grad=True),)
+"""
+
+
+def test_a_copy_in_the_place_of_an_argument_is_one_bug_whether_gradients_or_memory_show_it(
+    write_case: Callable[..., Path],
+):
+    report = triage(load_case(write_case(GRADIENT_OF_A_COPY)), torch.device("cpu")).to_json()
+    assert report["verdict"] == "wrong_gradient" and report["culprit"]["necessary"] is True
+    assert report["signature"] == "decomposition:torch/_decomp/decompositions.py:dropout:sharing"
