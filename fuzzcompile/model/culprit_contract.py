@@ -69,6 +69,7 @@ DetailsJson = TypedDict(
         "changed": str | None,
         "shares": str | None,  # the memory that is read behind a rewrite alone, which moved no value but by that
         "writes in place": bool,  # whether a rewrite has more written in place than before
+        "writes to overlap": bool,  # and whether several elements are one there
         "matched": list[MatchedLineJson],  # the lines of the program that a rewrite matched
         "diff": str,  # the graph before and after a rewrite, as a diff
         # of fault, such as ``values``, ``metadata``, ``alias``, ``check``, ``branch``, ``gradient`` (which one of both

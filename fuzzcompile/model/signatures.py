@@ -77,12 +77,13 @@ def find_symptom(verdict: str, outputs: Iterable[OutputJson], details: DetailsJs
     keep it from doing so. ``details`` are the culprit's: where a rewrite at fault has something written in place or,
     moving no value, share memory, a later read or write makes values wrong, and where a view is at fault that an
     analysis overlooked, that a decomposition makes none, or that a write is seen through, a copy anywhere makes them
-    right. A rewrite whose results overlap in memory is one bug, and so is an output that is made anew as a view of the
-    wrong tensor, or by the wrong strides, whether that raises, has other metadata or shows in values.
+    right. A rewrite that writes where elements overlap in memory is one bug, and so is an output that is made anew as
+    a view of the wrong tensor, or by the wrong strides, whether that raises, has other metadata or shows in values.
     """
     if details.get("kind") == "regenerated":
         return LAYOUT if details.get("way") == "as_strided" else SHARING
-    if _makes_overlap(details.get("changed") or "") and Verdict(verdict).kind == "values":
+    overlaps = details.get("writes to overlap") or _makes_overlap(details.get("changed") or "")
+    if overlaps and Verdict(verdict).kind == "values":
         return OVERLAP
     overlooked = any(" view of " in shown for shown in details.get("a run shows") or ())
     in_place = details.get("writes in place") and not details.get("changed")

@@ -177,6 +177,11 @@ def test_a_rewrite_that_makes_results_overlap_is_one_bug(changed, symptom):
     assert find_symptom("miscompile", [{"finding": "far"}], {"changed": changed}) == symptom
 
 
+def test_a_rewrite_that_writes_where_elements_overlap_is_the_same_bug_whatever_reads_them():
+    details = {"writes in place": True, "writes to overlap": True}
+    assert find_symptom("miscompile", [{"finding": "far"}], details) == "overlap"
+
+
 @pytest.mark.parametrize("verdict", ["runtime_error", "metadata", "miscompile"])
 def test_a_view_made_anew_of_the_wrong_tensor_is_one_bug_however_it_shows(verdict):
     assert find_symptom(verdict, [{"finding": "far"}], {"kind": "regenerated"}) == "sharing"

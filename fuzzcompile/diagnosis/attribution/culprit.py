@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypedDict, TypeVar, Unpack
 
+import torch
 from torch import fx
 
 from fuzzcompile.compiler.compile_changes import CAPTURE_ONLY, Backend, CompileChange, GraphBreak, Veto
@@ -220,7 +221,10 @@ def _describe_step(step: Step) -> DetailsJson:
     """
     snapshots = step.record.snapshots
     before, after = snapshots[step.rewrite.before], snapshots[step.rewrite.after]
-    writes = [sum(map(_writes_inside, snapshot.graph.nodes)) for snapshot in (before, after)]
+    writes, overlaps = (
+        [sum(map(count, snapshot.graph.nodes)) for snapshot in (before, after)]
+        for count in (_writes_inside, _writes_to_overlap)
+    )
     return {
         "direction": step.record.direction,
         "float64": step.float64,
@@ -229,6 +233,7 @@ def _describe_step(step: Step) -> DetailsJson:
         "changed": step.raised or step.metadata or step.stride,
         "shares": "memory that is written to" if step.by_writes else None if step.is_semantic else step.alias,
         "writes in place": writes[1] > writes[0],
+        "writes to overlap": overlaps[1] > overlaps[0],
         "matched": list_user_lines(before, step.rewrite.nodes or find_changed_nodes(before, after)),
         "diff": "\n".join(diff_graphs(before, after)),
     }
@@ -244,6 +249,14 @@ def _writes_inside(node: fx.Node) -> bool:
     """Return whether a node writes to something else than a whole argument of the graph, whose last value that is."""
     written = node.args[0] if node.args else None
     return is_mutating(node.target) and isinstance(written, fx.Node) and written.op != "placeholder"
+
+
+def _writes_to_overlap(node: fx.Node) -> bool:
+    """Return whether several elements are one in what a node writes to."""
+    value = node.args[0].meta.get("val") if _writes_inside(node) and isinstance(node.args[0], fx.Node) else None
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return False
+    return any(isinstance(stride, int) and stride == 0 for stride in value.stride())
 
 
 @dataclass(frozen=True)

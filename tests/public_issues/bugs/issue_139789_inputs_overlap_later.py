@@ -3,7 +3,7 @@
 
 import torch
 
-EXPECT = ("aliasing", "miscompile")
+EXPECT = ("stale", "aliasing", "miscompile")
 
 
 def f(x, y):
