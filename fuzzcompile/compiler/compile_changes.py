@@ -23,6 +23,7 @@ from fuzzcompile.compiler.torch_config import patch_config
 from fuzzcompile.compiler.watch import aot_autograd, patch_table
 from fuzzcompile.compiler.watch.recorder import Recorder
 from fuzzcompile.compiler.watch.torch_patch import install_patches
+from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.model.contract import COMPILE, EXPORT
 from fuzzcompile.model.facts import NumberFunction
 from fuzzcompile.run.torch_attributes import replace_attributes
@@ -154,12 +155,12 @@ class CompiledAnew(CompileChange):
     """Every call but the first compiles anew, or those before which one of some facts has changed.
 
     The facts are names of `fuzzcompile.run.call_state.CallState`; None stands for all, changed or not. ``dynamic``
-    leaves sizes open in each of these compiles. With ``else_eager``, calls that cannot be compiled run in eager mode.
+    leaves sizes open in each of these compiles. The ``eager_calls``, by their numbers from 1, run in eager mode.
     """
 
     facts: tuple[str, ...] | None = None
     dynamic: bool = False
-    else_eager: bool = False
+    eager_calls: tuple[int, ...] = ()
     breaks_graph = True  # what is traced anew may be what dynamo cannot capture
 
     @property
@@ -168,7 +169,8 @@ class CompiledAnew(CompileChange):
         shown = ", ".join((self.facts or ())[:_SHOWN_FACTS])
         rest = f" and {len(self.facts) - _SHOWN_FACTS} more" if self.facts and len(self.facts) > _SHOWN_FACTS else ""
         when = "each call" if self.facts is None else f"where {shown}{rest} changed"
-        return f"compiled anew {when}{', with sizes left open' if self.dynamic else ''}"
+        eager = f", call {' and '.join(map(str, self.eager_calls))} in eager mode" if self.eager_calls else ""
+        return f"compiled anew {when}{', with sizes left open' if self.dynamic else ''}{eager}"
 
     def apply(self, recorder: Recorder) -> AbstractContextManager[object]:
         """Record dynamo's guards."""
@@ -264,11 +266,16 @@ class EnvironmentVariables(_EntriesChange):
     def apply(self, recorder: Recorder) -> Iterator[None]:
         """Set them, and have them read anew, then and afterwards."""
         module, _, function = self.reader.partition(":")
-        forget = getattr(getattr(importlib.import_module(module), function, None), "cache_clear", lambda: None)
+        reader = getattr(importlib.import_module(module), function, None)
+        clears = [clear] if callable(clear := getattr(reader, "cache_clear", None)) else []
+        if not clears:
+            recorder.record_unseen(Unseen(self.text, f"{self.reader} remembers nothing", (), "compiles under it"))
         with contextlib.ExitStack() as stack:
-            stack.callback(forget)
+            for clear in clears:
+                stack.callback(clear)
             stack.enter_context(unittest.mock.patch.dict(os.environ, {k: str(v) for k, v in self.entries.items()}))
-            forget()
+            for clear in clears:
+                clear()
             yield
 
 

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import fx
@@ -174,6 +174,11 @@ class GraphExclusions:
     calls: Collection[CallTarget]
     ledger: Ledger
 
+    @property
+    def breaks_at_operators(self) -> bool:
+        """Whether one of Python's operators is among them."""
+        return any(map(_is_operator, self.calls))
+
     def record_unseen(self, unseen: Unseen, error: BaseException | None = None) -> None:
         """Record an exclusion that could not be applied."""
         self.ledger.record_unseen(unseen)
@@ -196,12 +201,22 @@ def wrap_call_method(
     return original(variable, tx, name, *rest, **named)
 
 
-# Instructions of Python's operators at which dynamo by itself leaves the whole frame to Python.
-_OPERATORS = ("BINARY_OP", "UNARY_NEGATIVE", "UNARY_INVERT")
+# Instructions of Python's operators behind which dynamo by itself leaves the rest of the frame to Python.
+_OPERATORS = ("BINARY_OP", "UNARY_NEGATIVE", "UNARY_INVERT", "UNARY_POSITIVE")
 
 
-def wrap_run(watcher: UnseenRecorder, original: Function, translator: Any, *rest: object) -> object:
+class OperatorBreaker(UnseenRecorder, Protocol):
+    """What watches a compile, and may want breaks at Python's operators."""
+
+    @property
+    def breaks_at_operators(self) -> bool:
+        """Whether it does."""
+
+
+def wrap_run(watcher: OperatorBreaker, original: Function, translator: Any, *rest: object) -> object:
     """Have dynamo's translator of a frame break the graph at Python's operators, too, as it does at calls."""
+    if not watcher.breaks_at_operators:
+        return original(translator, *rest)
     breaking = importlib.import_module("torch._dynamo.symbolic_convert").break_graph_if_unsupported
     table = list(translator.dispatch_table)
     for code in (dis.opmap[name] for name in _OPERATORS if name in dis.opmap):

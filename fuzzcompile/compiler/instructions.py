@@ -101,6 +101,11 @@ class InstructionTrace:
     _refused: list[tuple[object, tuple[CodeType, int | None]]] = field(default_factory=list)
     _taken: int = 0
 
+    @property
+    def breaks_at_operators(self) -> bool:
+        """Whether the graph is to be broken at instructions."""
+        return bool(self.left_out) and not self.whole
+
     def record_unseen(self, unseen: Unseen, error: BaseException | None = None) -> None:
         """Record that instructions could not be watched."""
         self.ledger.record_unseen(unseen)

@@ -237,7 +237,7 @@ class CompileSession:
     def compile(self, target: Callable[..., object]) -> Callable[..., Any]:
         """``torch.compile`` of ``target`` with the case's settings, or what stands for it on another path."""
         compiled, anew = self._compile(target), self.how.get(CompiledAnew)
-        return compiled if anew is None else call_anew(self.recorder, compiled, target, anew.facts, anew.else_eager)
+        return compiled if anew is None else call_anew(self.recorder, compiled, target, anew.facts, anew.eager_calls)
 
     def _compile(self, target: Callable[..., object]) -> Callable[..., Any]:
         path = find_path(self.settings, self.how)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fuzzcompile.compiler.compile_changes import SETTINGS, CompileChange, CompiledAnew
@@ -57,6 +57,8 @@ _ONE_OF_A_FRAME = "GRAD_MODE"
 _BY_VALUE = "CONSTANT_MATCH"
 # Parts of the names of guards that are no part of a user's.
 _MACHINERY = re.compile(r"^(L|G|_modules|_parameters|_buffers|__dict__|__closure__|cell_contents|\d+)$")
+# Calls of a program that cannot be compiled anew, and are left to eager mode.
+_MOST_UNCOMPILED = 3
 _RESET = "torch.compiler.reset() before a call after such a change"
 
 
@@ -64,12 +66,14 @@ _RESET = "torch.compiler.reset() before a call after such a change"
 class Attempt:
     """The calls of a program under one change of its compile: whether they are right, and what was recorded.
 
-    ``wrong`` is the number of the first wrong call, from 1, where it is known.
+    ``wrong`` is the number of the first wrong call, from 1, where it is known; ``raised`` says whether the last of the
+    calls could not be compiled.
     """
 
     right: bool
     ledger: Ledger
     wrong: int | None = None
+    raised: bool = False
 
 
 Compile = Callable[[Sequence[CompileChange]], Attempt]
@@ -104,7 +108,7 @@ def find_stale_call(experiments: Experiments, decision: Decision) -> StaleCall |
         apart = (comparison.name for comparison in judgement.comparisons if comparison.finding not in AGREEING)
         calls = [call for name in apart if (call := ObservableName.parse(name).call) is not None]
         right = not judgement.verdict.is_bug and not judgement.suspicious
-        return Attempt(right, trial.ledger, min(calls) + 1 if calls else None)
+        return Attempt(right, trial.ledger, min(calls) + 1 if calls else None, judgement.verdict in ERRORS)
 
     return explain_stale_call(attempt, decision)
 
@@ -115,15 +119,14 @@ def explain_stale_call(attempt: Compile, decision: Decision) -> StaleCall | None
     The first of the changed facts that is enough to compile anew for is the culprit's; the verdict is ``by_design``
     where a setting with which torch leaves guards out is what left it out.
     """
-    # What another call raises when it is compiled anew says nothing of this one's graph; of an error, it may be that.
-    else_eager = decision.verdict not in ERRORS
-    anew, sizes = (CompiledAnew(dynamic=dynamic, else_eager=else_eager) for dynamic in (False, True))
-    first = attempt([anew])
+    anew, first = _compile_anew(attempt, most=0 if decision.verdict in ERRORS else _MOST_UNCOMPILED)
+    sizes = replace(anew, dynamic=True)
     calls, guards = first.ledger.calls, [guard for guard in first.ledger.guards if guard.call == 1]
     if len(calls) < 2 or not first.right:
         return None
     usual = attempt([replace(anew, facts=())])
-    if _is_traced_for_itself(usual):
+    # What one call raises when it is compiled anew says nothing of the graph of another, which has to be the wrong one.
+    if (anew.eager_calls and usual.right) or _is_traced_for_itself(usual, anew.eager_calls):
         return None
     changes = _list_changes(calls)
     ablations = [Ablation(anew.text, True, None)]
@@ -159,13 +162,23 @@ def explain_stale_call(attempt: Compile, decision: Decision) -> StaleCall | None
     return _allow_setting(attempt, stale) or stale
 
 
-def _is_traced_for_itself(usual: Attempt) -> bool:
+def _compile_anew(attempt: Compile, *, most: int) -> tuple[CompiledAnew, Attempt]:
+    """Compile each call anew, but for at most so many later ones that raise then: these run in eager mode."""
+    anew = CompiledAnew()
+    made = attempt([anew])
+    while made.raised and len(made.ledger.calls) > 1 and len(anew.eager_calls) < most:
+        anew = replace(anew, eager_calls=(*anew.eager_calls, len(made.ledger.calls)))
+        made = attempt([anew])
+    return anew, made
+
+
+def _is_traced_for_itself(usual: Attempt, eager: Collection[int]) -> bool:
     """Return whether the wrong call traces all that the first did, so that no graph of an earlier one runs in it.
 
     So must each later call where it is not known which of them is wrong.
     """
     traced = Counter(guard.call for guard in usual.ledger.guards if guard.kind == _ONE_OF_A_FRAME)
-    later = range(2, len(usual.ledger.calls) + 1) if usual.wrong is None else [usual.wrong]
+    later = set(range(2, len(usual.ledger.calls) + 1)) - set(eager) if usual.wrong is None else [usual.wrong]
     return traced[1] > 0 and all(traced[call] >= traced[1] for call in later)
 
 

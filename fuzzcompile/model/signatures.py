@@ -76,7 +76,7 @@ def find_symptom(verdict: str, outputs: Iterable[OutputJson], details: DetailsJs
     lost or made among elements that are right: a place that does so is at fault once, and several changes of a program
     keep it from doing so. ``details`` are the culprit's: where a rewrite at fault has something written in place or,
     moving no value, share memory, a later read or write makes values wrong, and where a view is at fault that an
-    analysis overlooked, that a decomposition makes none, or that a write is seen through, a copy anywhere makes them
+    analysis overlooked, that is a copy in compiled code, or that a write is seen through, a copy anywhere makes them
     right. A rewrite that writes where elements overlap in memory is one bug, and so is an output that is made anew as
     a view of the wrong tensor, or by the wrong strides, whether that raises, has other metadata or shows in values.
     """

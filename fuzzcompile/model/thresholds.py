@@ -27,8 +27,8 @@ HIDDEN_ULPS = 100.0
 # Of a change too large for rounding to hide, at least so much shows in the program's own precision: one that does not
 # comes of running the graph in float64 (a cast to the dtype that a tensor has is no copy there, and one elsewhere).
 NATIVE_SHARE = 0.1
-# A change below this share of an ulp of the program's own dtype is none that it could show: a default that hangs on the
-# dtype (the epsilon of a norm) is the one of float32 in a decomposition.
+# The program's own dtype cannot show a change below this share of its ulp, unless some elements are much smaller than
+# the rest: a default that depends on the dtype (the epsilon of a norm) is the one of float32 in a decomposition.
 INVISIBLE_ULPS = 0.01
 # A change by more than this share of a result's size does not hide in rounding, not even in bfloat16's.
 HIDEABLE_STEP = 0.5

@@ -360,3 +360,73 @@ def test_a_stale_graph_that_raises_is_an_error_and_its_script_says_which(write_c
     assert (report["verdict"], report["severity"]) == ("stale", "error")
     assert "it raises AssertionError" in report["detail"]
     assert choose_script(path.read_text(), report).form == "raises"
+
+
+# The third call cannot be compiled anew, as dynamo does not raise what Python does of a tensor and None. The second one
+# runs the graph of the first, as no guard asks for the depth.
+BESIDE_ANOTHER = """
+import torch
+from torch._dynamo.guards import GuardBuilder
+
+GuardBuilder.CONSTANT_MATCH = GuardBuilder.EQUALS_MATCH = lambda self, guard, *arguments, **options: None
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        for _ in range(self.depth):
+            x = x.tanh() + 0.5
+        try:
+            return x * self.factor
+        except TypeError:
+            return x.cos()
+
+def run(model, inputs):
+    model.depth, model.factor = 2, 2.0
+    first = model(*inputs)
+    model.depth = 3
+    second = model(*inputs)
+    model.factor = None
+    return first, second, model(*inputs)
+
+def make():
+    torch.manual_seed(0)
+    return Model(), (torch.randn(4),)
+"""
+
+
+def test_a_graph_is_stale_though_another_call_cannot_be_compiled_anew(write_case, monkeypatch):
+    for name in ("CONSTANT_MATCH", "EQUALS_MATCH"):
+        monkeypatch.setattr(GuardBuilder, name, getattr(GuardBuilder, name))  # it is put back
+    report = triage(load_case(write_case(BESIDE_ANOTHER)), torch.device("cpu")).to_json()
+    assert report["verdict"] == "stale"
+    assert any("call 3 in eager mode" in each["toggle"] and each["repairs"] for each in report["ablations"])
+
+
+# The call that is wrong is the one that cannot be compiled anew: nothing says that its graph is stale.
+CANNOT_BE_COMPILED_ANEW = """
+import torch
+
+compiled = 0
+
+def backend(graph, inputs):
+    global compiled
+    compiled += 1
+    if compiled > 1:
+        raise RuntimeError("no memory left")
+    return lambda *args: [value * torch.where(value > 5, 2.0, 1.0) for value in graph(*args)]
+
+BACKEND = backend
+CALLS = [(torch.full((4,), 9.0),)]
+
+def program(x):
+    return x + 1
+
+def make():
+    global compiled
+    compiled = 0
+    return program, (torch.ones(4),)
+"""
+
+
+def test_a_wrong_call_that_cannot_be_compiled_anew_is_not_called_stale(write_case):
+    report = triage(load_case(write_case(CANNOT_BE_COMPILED_ANEW)), torch.device("cpu")).to_json()
+    assert report["verdict"] == "miscompile"

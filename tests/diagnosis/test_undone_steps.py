@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from pattern_tables import restored
+from torch._inductor.decomposition import decompositions
 from torch._inductor.fx_passes import joint_graph, post_grad
 from torch._inductor.pattern_matcher import Arg, CallFunction, Match, register_graph_pattern
 
@@ -62,7 +63,7 @@ def test_what_is_undone_is_told_and_no_bug(write_case, negated, undone):
     assert "negate moves the float64 result" in report["detail"] and "undoes it" in report["detail"]
 
 
-# The epsilon of a norm hangs on the dtype; the decomposition has float32's, which no half shows.
+# The epsilon of a norm depends on the dtype; the decomposition has float32's, which no half shows.
 EPSILON = """
 import torch
 from torch import nn
@@ -86,3 +87,24 @@ def make():
 def test_what_the_dtype_of_a_program_could_not_show_is_rounding(write_case: Callable[..., Path]):
     report = triage(load_case(write_case(EPSILON)), torch.device("cpu")).to_json()
     assert report["verdict"] == "rounding" and report["culprit"] is None
+
+
+# Elements that are much smaller than the rest show it all the same.
+SMALL_ELEMENTS = """
+import torch
+
+def make():
+    torch.manual_seed(0)
+    x = torch.randn(64).clamp(-1, 1)
+    x[::2] = torch.linspace(1e-6, 2e-5, 32)
+    return torch.expm1, (x.bfloat16(),)
+"""
+
+
+def test_what_small_elements_show_of_a_low_precision_program_is_a_bug(write_case: Callable[..., Path], monkeypatch):
+    def flip(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x.abs() < 4e-5, -x, torch.exp(x) - 1)
+
+    monkeypatch.setitem(decompositions, aten.expm1.default, flip)
+    report = triage(load_case(write_case(SMALL_ELEMENTS)), torch.device("cpu")).to_json()
+    assert report["verdict"] == "miscompile" and "expm1" in report["culprit"]["rewrite"]

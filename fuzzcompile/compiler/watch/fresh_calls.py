@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.exc import TorchDynamoException
 
 from fuzzcompile.compiler.watch.ledger import GuardRecord
 from fuzzcompile.compiler.watch.recorder import Recorder
@@ -47,13 +47,13 @@ def call_anew(
     compiled: Any,
     target: Callable[..., object],
     facts: Collection[str] | None,
-    else_eager: bool = False,
+    eager_calls: Collection[int] = (),
 ) -> Callable[..., Any]:
     """The compiled form of ``target``, which compiles anew in each call before which a fact has changed.
 
     ``facts`` are names of :class:`~fuzzcompile.run.call_state.CallState`; None has every call but the first compile
-    anew. With ``else_eager``, later calls that cannot be compiled run in eager mode, and the ledger says so. The states
-    before the calls are kept in the ledger. A compiled module stays the object that it is.
+    anew. The ``eager_calls``, by their numbers from 1, run in eager mode. The states before the calls are kept in the
+    ledger. A compiled module stays the object that it is.
     """
     calls, running, since = recorder.ledger.calls, False, 0
     inner = compiled.forward if isinstance(compiled, nn.Module) else compiled
@@ -76,15 +76,9 @@ def call_anew(
                 since = len(calls)
             calls.append(state)
         running = True
+        how = torch.compiler.set_stance("force_eager") if len(calls) in eager_calls else nullcontext()
         try:
-            return inner(*args, **kwargs)
-        except TorchDynamoException as error:
-            if not else_eager or len(calls) < 2:
-                raise
-            recorder.ledger.record_unseen(
-                Unseen("a call that is compiled anew", describe_error(error), (DYNAMO,), _SHOWS)
-            )
-            with torch.compiler.set_stance("force_eager"):
+            with how:
                 return inner(*args, **kwargs)
         finally:
             running = False

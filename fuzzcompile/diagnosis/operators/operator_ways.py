@@ -422,7 +422,6 @@ _SHOWS = {
     Verdict.RUNTIME_ERROR: (*_ERRORS, "mutation", "values"),
     Verdict.ACCEPTS_INVALID: ("check",),
 }
-_GRADIENT = Verdict.WRONG_GRADIENT
 # Kinds of fault that are wrong whatever reads them.
 _WRONG_ANYWHERE = ("values", "mutation", "check", "raises")
 
@@ -438,14 +437,14 @@ def _find_operators(divergence: Divergence) -> list[Found]:
     kinds = list(_SHOWS.get(verdict, ()))
     if program_runs.draws and not program_runs.promises_eager_numbers and "numbers" in kinds:
         kinds.remove("numbers")  # a program that draws nothing has no other numbers to show
+    shows_memory = verdict.kind != "values" or verdict is Verdict.WRONG_GRADIENT
     faults = [
         fault
         for graph in divergence.once(check_captured_operators)
         for fault in graph.faults
-        # Shared memory shows in values only if something is written to; of a result that is an argument in eager mode
-        # alone, the gradient is another one.
-        if _kind(fault) in kinds
-        and (_kind(fault) != "alias" or verdict not in VALUES or verdict is _GRADIENT or graph.watched.writes)
+        # Shared memory shows in values only if something is written to. Where a result is the argument itself in eager
+        # mode alone, the argument lacks that result's gradient.
+        if _kind(fault) in kinds and (_kind(fault) != "alias" or shows_memory or graph.watched.writes)
     ]
 
     def order(fault: Found) -> tuple[bool, int, bool]:

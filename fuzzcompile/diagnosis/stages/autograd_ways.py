@@ -100,7 +100,7 @@ def _prove_at_writes(ablator: Ablator, found: Found) -> Attribution | None:
         return proved
     writes = (node for captured in ways.iter_captured(ablator.trial.ledger) for node in _list_writes(captured))
     calls = {name: node.target for node in writes if (name := find_call_name(node)) is not None}
-    if not 1 < len(calls) <= _MOST_WRITES or not ablator.is_repaired_by(GraphBreak(tuple(calls.items()))):
+    if not 1 < len(calls) <= _MOST_WRITES or not ways.is_repaired_at(ablator, GraphBreak(tuple(calls.items()))):
         return None
     if found.culprit.source is not None:  # functionalization's own function is called at none of them
         return Attribution(replace(found.culprit, necessary=True, confidence="high"))
@@ -138,7 +138,7 @@ def _prove_at_views(ablator: Ablator, found: Found) -> Attribution | None:
     """The function where both of its ways are wrong: eager mode makes the views, and it none."""
     views = [node for captured in ways.iter_captured(ablator.trial.ledger) for node in _list_regenerated(captured)]
     calls = {name: node.target for node in views if (name := find_call_name(node)) is not None}
-    if not calls or not ablator.is_repaired_by(GraphBreak(tuple(calls.items()))):
+    if not calls or not ways.is_repaired_at(ablator, GraphBreak(tuple(calls.items()))):
         return None
     # An error may hide what is wrong besides.
     culprit = _by_strides(found).culprit if ablator.is_of_values else found.culprit
@@ -154,8 +154,13 @@ def _list_regenerated(captured: ways.CapturedGraphs) -> list[fx.Node]:
 
 
 def _list_made(captured: ways.CapturedGraphs) -> list[fx.Node]:
-    """The calls of dynamo's graph that make its outputs, the last first."""
-    return _list_makers(reversed(pytree.tree_leaves(captured.record.snapshots[-1].results)))
+    """The calls of dynamo's graph that make its outputs, and those before them, the nearest first."""
+    made = _list_makers(reversed(pytree.tree_leaves(captured.record.snapshots[-1].results)))
+    for node in made:  # it grows
+        if len(made) >= _MOST_WRITES:
+            break
+        made += [each for each in _list_makers(node.all_input_nodes) if each not in made]
+    return made[:_MOST_WRITES]
 
 
 def _list_makers(returned: Iterable[object]) -> list[fx.Node]:
@@ -221,7 +226,7 @@ def _find_effects_alone(divergence: Divergence) -> Iterator[Found]:
         for node in _list_called_besides(captured.record.snapshots[-1].graph, run):
             found = _word_lost_call(node)
             broken = find_captured_calls(divergence.trial.ledger, found.culprit.site, (node.name,))
-            if broken:  # dynamo cannot break at Python's own functions
+            if broken:  # dynamo cannot break at what has no public name
                 yield replace(found, without=GraphBreak(tuple(broken.items())))
 
 

@@ -268,8 +268,9 @@ def _find_symbols(divergence: Divergence, stage: str) -> Iterator[Found]:
         node for each in ways.iter_captured(divergence.trial.ledger) for node in each.record.snapshots[0].graph.nodes
     ]
     for kind, symbol in facts().symbols.items():
-        is_one = _SYMBOLS[kind]
-        computing = next(filter(is_one, nodes), None)
+        if symbol.reader and stage == DYNAMO:
+            continue  # it works on AOTAutograd's graphs
+        computing = next(filter(_SYMBOLS[kind], nodes), None)
         if computing is not None:
             named = get_operator_name(computing.target) if computing.op == "call_function" else symbol.function
             culprit = Culprit(stage, None, symbol.function, named, (), *find_definition(symbol.place))
@@ -292,7 +293,8 @@ def _prove_symbols(ablator: Ablator, found: Found) -> Attribution | None:
         return None
     trial, repaired = ablator.attempt_under(found.without)
     most = int(getattr(load_config(DynamoSettings.config), "recompile_limit", 8))
-    if not repaired or len(trial.ledger.frames) >= most:
+    broken = len(trial.ledger.graph_breaks) > len(ablator.trial.ledger.graph_breaks)
+    if not repaired or broken or len(trial.ledger.frames) >= most:
         return None
     return Attribution(replace(found.culprit, necessary=True, confidence="high"))
 
