@@ -235,7 +235,7 @@ def resolve_call(function: Callable[..., object]) -> CallTarget:
     name = getattr(function, "__name__", "")
     if getattr(torch.Tensor, name, None) is not function:
         return function
-    return getattr(operator, name, name) if name.startswith("__") else name
+    return vars(operator).get(name, name) if name.startswith("__") else name
 
 
 @contextlib.contextmanager
