@@ -255,7 +255,6 @@ class EnvironmentVariables(_EntriesChange):
     """Environment variables, and the function of torch (``module:function``) that reads them once."""
 
     reader: str = ""
-    config = "environment"
 
     @property
     def workaround(self) -> str | None:  # type: ignore[override]

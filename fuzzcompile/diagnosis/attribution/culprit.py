@@ -27,6 +27,7 @@ from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.contract import COMPILE
 from fuzzcompile.model.culprit_contract import AblationJson, CulpritJson, DetailsJson, FrameJson, WorkaroundJson
+from fuzzcompile.model.stages import PRE_GRAD
 from fuzzcompile.model.thresholds import NEARER_TO_NEIGHBOUR
 from fuzzcompile.model.verdicts import AGREEING, ERRORS, Verdict
 from fuzzcompile.run.observation import Value
@@ -375,7 +376,7 @@ class Ablator(Divergence):
             how = replace(how, kernels=True, record=True)
         toggle = toggle or ", ".join(change.text for change in changes)
         trial, repaired = self.attempt(how, toggle)
-        self._made[toggle] = repaired
+        self._made[toggle] = repaired = repaired and self._compiles_rest(trial)
         return trial, repaired
 
     def is_repaired_by(self, *changes: CompileChange, toggle: str = "", record: bool = True) -> bool:
@@ -386,8 +387,22 @@ class Ablator(Divergence):
         toggle = toggle or ", ".join(change.text for change in changes)
         if toggle not in self._made:
             how = self.how.under(*changes)
-            self._made[toggle] = self.attempt(how if record else replace(how, record=False), toggle)[1]
+            trial, repaired = self.attempt(how if record else replace(how, record=False), toggle)
+            self._made[toggle] = repaired and self._compiles_rest(trial)
         return bool(self._made[toggle])
+
+    def _compiles_rest(self, trial: Trial) -> bool:
+        """Return whether all is compiled but the calls at which the graph is broken, as far as the program runs.
+
+        In a loop, a generator or ``try`` dynamo leaves all of a frame to eager mode: right whatever is at fault.
+        """
+        breaks = trial.how.get(GraphBreak)
+        if breaks is None or trial.ledger.frames or trial.observation.failure is not None:
+            return True
+        left = {target for _, target in breaks.calls}
+        records = (frame.find_record(PRE_GRAD) for frame in self.trial.ledger.frames)
+        graphs = (record.snapshots[0].graph for record in records if record is not None and record.snapshots)
+        return all(node.target in left for graph in graphs for node in graph.nodes if node.op.startswith("call"))
 
     def attempt_in_eager(self, change: contextlib.AbstractContextManager[object], toggle: str) -> bool:
         """Return whether a change of eager mode alone, under which its runs are made again, removes the divergence."""

@@ -100,7 +100,7 @@ def _prove_at_writes(ablator: Ablator, found: Found) -> Attribution | None:
         return proved
     writes = (node for captured in ways.iter_captured(ablator.trial.ledger) for node in _list_writes(captured))
     calls = {name: node.target for node in writes if (name := find_call_name(node)) is not None}
-    if not 1 < len(calls) <= _MOST_WRITES or not ways.is_repaired_at(ablator, GraphBreak(tuple(calls.items()))):
+    if not 1 < len(calls) <= _MOST_WRITES or not ablator.is_repaired_by(GraphBreak(tuple(calls.items()))):
         return None
     if found.culprit.source is not None:  # functionalization's own function is called at none of them
         return Attribution(replace(found.culprit, necessary=True, confidence="high"))
@@ -138,7 +138,7 @@ def _prove_at_views(ablator: Ablator, found: Found) -> Attribution | None:
     """The function where both of its ways are wrong: eager mode makes the views, and it none."""
     views = [node for captured in ways.iter_captured(ablator.trial.ledger) for node in _list_regenerated(captured)]
     calls = {name: node.target for node in views if (name := find_call_name(node)) is not None}
-    if not calls or not ways.is_repaired_at(ablator, GraphBreak(tuple(calls.items()))):
+    if not calls or not ablator.is_repaired_by(GraphBreak(tuple(calls.items()))):
         return None
     # An error may hide what is wrong besides.
     culprit = _by_strides(found).culprit if ablator.is_of_values else found.culprit

@@ -147,25 +147,8 @@ def prove_at_call(ablator: Ablator, found: Found) -> Attribution | None:
     calls = find_captured_calls(ablator.trial.ledger, found.culprit.site, found.culprit.nodes)
     if not calls or len(calls) > _MAX_CALLS:
         return None
-    proved = is_repaired_at(ablator, GraphBreak(tuple(calls.items())))
-    return Attribution(replace(found.culprit, necessary=True, confidence="high")) if proved else None
-
-
-def is_repaired_at(ablator: Ablator, breaks: GraphBreak) -> bool:
-    """Return whether the program is right with its calls left to eager mode, and all else compiled.
-
-    In a loop, a generator or ``try`` dynamo cannot break the graph, and leaves all of it to eager mode: that is right
-    whatever is at fault.
-    """
-    trial, repaired = ablator.attempt_under(breaks)
-    return repaired and (bool(trial.ledger.frames) or not _calls_others(ablator.trial.ledger, breaks))
-
-
-def _calls_others(ledger: Ledger, breaks: GraphBreak) -> bool:
-    """Return whether dynamo's graphs call anything else than what is left out."""
-    left = {target for _, target in breaks.calls}
-    nodes = (node for captured in iter_captured(ledger) for node in captured.record.snapshots[0].graph.nodes)
-    return any(node.op in ("call_function", "call_method", "call_module") and node.target not in left for node in nodes)
+    repaired = ablator.attempt_under(GraphBreak(tuple(calls.items())))[1]
+    return Attribution(replace(found.culprit, necessary=True, confidence="high")) if repaired else None
 
 
 At = TypeVar("At")
@@ -283,12 +266,9 @@ def prove_without(ablator: Ablator, found: Found) -> Attribution | None:
     """The culprit, proved by a compile without it; a graph break moves too much to clear anything."""
     if found.without is None:
         return None
-    if isinstance(found.without, GraphBreak):
-        repaired, cleared = is_repaired_at(ablator, found.without), None
-    else:
-        repaired, cleared = ablator.attempt_under(found.without)[1], False
-    if repaired:
+    if ablator.attempt_under(found.without)[1]:
         return Attribution(replace(found.culprit, necessary=True, confidence="high"))
+    cleared = None if isinstance(found.without, GraphBreak) else False
     return Attribution(replace(found.culprit, necessary=cleared, confidence="low"))
 
 
