@@ -200,8 +200,9 @@ def _decide_within_rounding(experiments: Experiments, trial: Trial, semantic: Se
             "the values of both runs contradict: there, attention takes another kernel"
         )
         return replace(judged, confidence="low", detail=why)
-    if boundary is not None and boundary.step <= INVISIBLE_ULPS * _find_least_ulp(experiments.runs.eager):
-        boundary = boundary if any(map(_is_farther, first.comparisons)) else None
+    invisible = INVISIBLE_ULPS * _find_least_ulp(experiments.runs.eager)
+    if boundary is not None and boundary.step <= invisible and not any(map(_is_farther, first.comparisons)):
+        boundary = None
     # What is smaller may be right but for the rounding of the program's own dtypes, by which perturbed runs differ.
     if boundary is not None and HIDEABLE_STEP < boundary.step <= _measure_sensitivity(experiments):
         why = (
