@@ -41,7 +41,7 @@ from fuzzcompile.corpus.records import CaseRecord, Reproducer, public_id
 from fuzzcompile.model.contract import ReportMalformed, check_report
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.severity import rate_severity
-from fuzzcompile.model.signatures import PROGRAM, agree, drop_fingerprint, hash_source, replace_fingerprint
+from fuzzcompile.model.signatures import agree, drop_fingerprint, hash_source, name_by_case
 
 if TYPE_CHECKING:
     from fuzzcompile.model.contract import ReportJson
@@ -259,7 +259,7 @@ def _known(session: Session, signature: str, case: str, own: str | None) -> tupl
     known = find_finding(session, signature)
     if known is None or known.severity == own or drop_fingerprint(signature) != signature:
         return known, signature
-    apart = replace_fingerprint(signature, f"{PROGRAM}{case[:12]}")
+    apart = name_by_case(signature, case)
     return (known, signature) if apart == signature else (find_finding(session, apart), apart)
 
 

@@ -24,10 +24,12 @@ from fuzzcompile.model.signatures import (
     drop_fingerprint,
     is_provisional,
     is_unproved,
+    name_by_case,
     name_same_place,
     parse_fingerprint,
     parse_stage,
     raise_alike,
+    raise_otherwise,
     renew,
 )
 from fuzzcompile.model.verdicts import ERRORS
@@ -44,10 +46,11 @@ def find_finding(session: Session, signature: str, report: ReportJson | None = N
 
     With the report, an error is a hit of a finding at the same place that raises alike, whatever the causes are called.
     Else a coarse signature is a hit of the only refined one of its place, unless that is of a symptom that the report
-    does not have; where there are several, that is not decided until the case has been minimized.
+    does not have; where there are several, that is not decided until the case has been minimized. Nor is it for errors
+    that have nothing in common, while the cause of one of them is not known.
     """
-    exact = session.scalar(select(FindingRow).where(FindingRow.signature == signature))
-    if exact is not None:
+    exact = find_named(session, signature)
+    if exact is not None and (report is None or not _raises_otherwise(session, report, exact)):
         return exact
     rows = _of_place(session, signature)
     alike = _raising_alike(session, report, signature) if report is not None else []
@@ -60,6 +63,7 @@ def find_finding(session: Session, signature: str, report: ReportJson | None = N
         if cause in (None, parse_fingerprint(row.signature))
         and agree(renew(row.signature), signature)
         and (report is None or cause is not None or can_show_as(row.signature, report["verdict"]))
+        and (report is None or not _raises_otherwise(session, report, row))
     ]
     if near:
         return near[0] if len(near) == 1 else None
@@ -75,6 +79,20 @@ def _raising_alike(session: Session, report: ReportJson, signature: str) -> list
     of_stage = starts_with(f"{parse_stage(signature)}:"), FindingRow.verdict.in_(map(str, ERRORS))
     rows = session.scalars(select(FindingRow).where(*of_stage).order_by(FindingRow.id))
     return [row for row in rows if raise_alike(report, best_report(session, row))]
+
+
+def _raises_otherwise(session: Session, report: ReportJson, finding: FindingRow) -> bool:
+    """Whether an error has nothing in common with the finding at its place, and no cause says that they are one."""
+    signature = renew(finding.signature)
+    is_one_cause = signature == report["signature"] and parse_fingerprint(signature) is not None
+    if is_one_cause or name_by_case(signature, "0") == signature:
+        return False
+    return raise_otherwise(report, best_report(session, finding))
+
+
+def find_named(session: Session, signature: str) -> FindingRow | None:
+    """The finding of just this signature."""
+    return session.scalar(select(FindingRow).where(FindingRow.signature == signature))
 
 
 def best_report(session: Session, finding: FindingRow) -> ReportJson:
@@ -183,7 +201,7 @@ def settle(
             or (belongs_apart(session, finding, reproducer) and _is_all_there_is(session, finding, reproducer))
         )
     ):
-        namesake = session.scalar(select(FindingRow).where(FindingRow.signature == signature))
+        namesake = find_named(session, signature)
         _remember(session, finding)
         if namesake is not None:
             finding = _merge(session, [finding, namesake], merged)
@@ -211,7 +229,7 @@ def move_apart(session: Session, finding: FindingRow, reproducer: ReproducerRow)
     It stays, and is never the best, where neither that finding nor the case is known.
     """
     signature = _signature(reproducer) or finding.signature
-    target = session.scalar(select(FindingRow).where(FindingRow.signature == signature))
+    target = find_named(session, signature)
     of_case = (RunRow.finding_id == finding.id, RunRow.case_id == reproducer.case_id)
     runs = session.scalars(select(RunRow).where(*of_case)).all()
     if _is_all_there_is(session, finding, reproducer) or (target is None and not runs):

@@ -43,6 +43,7 @@ from fuzzcompile.corpus.records import (
     identify_compiler,
 )
 from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.signatures import name_by_case
 
 if TYPE_CHECKING:
     from fuzzcompile.model.contract import ReportJson
@@ -154,7 +155,7 @@ def put_run(
     )
     session.add(run)
     session.flush()
-    is_new = run.is_bug and _count_finding(session, run, signature or str(report["signature"]), case_row.source)
+    is_new = run.is_bug and _count_finding(session, run, signature or str(report["signature"]), case_row)
     _count_coverage(session, identify_compiler(environment), case_row.id, coverage)
     return StoredReport(case_row.id, run.id, run.finding_id, is_new)
 
@@ -200,9 +201,16 @@ def _reproducer(session: Session, finding_id: int, sha256: str) -> ReproducerRow
     return session.scalar(select(ReproducerRow).where(*of_script))
 
 
-def _count_finding(session: Session, run: RunRow, signature: str, source: str) -> bool:
-    """Count the run as a hit of its finding; whether the finding is new."""
+def _count_finding(session: Session, run: RunRow, signature: str, case: CaseRow) -> bool:
+    """Count the run as a hit of its finding; whether the finding is new.
+
+    A new one whose name another error has, with which it has nothing in common, is named by its case until it is
+    minimized.
+    """
     row = find_finding(session, signature, cast("ReportJson", run.report))
+    if row is None and merge.find_named(session, signature) is not None:
+        signature = name_by_case(signature, case.sha256)
+        row = merge.find_named(session, signature)
     is_new = row is None
     if row is None:
         row = merge.new_finding(session, signature, run)
@@ -211,7 +219,7 @@ def _count_finding(session: Session, run: RunRow, signature: str, source: str) -
     row.hits += 1
     row.first_seen, row.last_seen = min(row.first_seen, run.created), max(row.last_seen, run.created)
     run.finding_id = row.id
-    if merge.take_if_better(session, row, run, source):
+    if merge.take_if_better(session, row, run, case.source):
         merge.choose(session, row)
     return is_new
 

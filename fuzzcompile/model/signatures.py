@@ -143,6 +143,11 @@ def replace_fingerprint(signature: str, cause: str | None) -> str:
     return f"{match[1]}:{cause}" if cause else match[1]
 
 
+def name_by_case(signature: str, case: str) -> str:
+    """The signature with its case (SHA-256) for a fingerprint, until the cause is known; as is where none belongs."""
+    return replace_fingerprint(signature, f"{PROGRAM}{case[:_DIGITS]}")
+
+
 def make_program_signature(stage_at_fault: str, key: str) -> str:
     """The signature of wrong values without a proved culprit, by the key of the program that shows them."""
     return f"{stage_at_fault}:-:{PROGRAM}{key[:_DIGITS]}"
@@ -183,12 +188,8 @@ def raise_alike(left: ReportJson, right: ReportJson) -> bool:
     """
     if any(report.get("verdict") not in ERRORS or not report.get("signature") for report in (left, right)):
         return False
-    raised = [read_details(report.get("culprit")).get("raised") for report in (left, right)]
-    functions = [(frames[0]["source"] or "", frames[0]["function"]) if frames else ("", "") for frames in raised]
-    errors = [find_error(report) for report in (left, right)]
-    # An error that is nothing but types says nothing.
-    errors = [None if error is None or _TYPES.fullmatch(error) else error for error in errors]
-    said = [_NUMBER.sub("N", error or "") for error in errors]
+    functions, errors = _raised_in(left, right)
+    said = [_NUMBER.sub("N", error) for error in errors]
     if functions[0] == functions[1] and said[0] and said[0] == said[1]:
         asserted = said[0].startswith(_ASSERTED) and functions[0][0].startswith(_OF_ALL_PROGRAMS)
         if asserted or functions[0][0].startswith(_OF_ALL_OPERATORS):
@@ -198,9 +199,32 @@ def raise_alike(left: ReportJson, right: ReportJson) -> bool:
         return False
     if drop_fingerprint(left["signature"] or "") != drop_fingerprint(right["signature"] or ""):
         return False
-    messages = [normalise_message(error or "") for error in errors]
+    messages = [normalise_message(error) for error in errors]
     alike = [any(first) and first == second for first, second in (functions, messages)]
     return any(alike) if all(proved) else all(alike)
+
+
+def raise_otherwise(left: ReportJson, right: ReportJson) -> bool:
+    """Return whether two errors have nothing in common: neither the function that raises nor the message.
+
+    One rewrite may be at fault in several ways, each of which raises in its own. What a report does not say (a function
+    outside the compiler, an error that is nothing but types) tells nothing apart.
+    """
+    if any(report.get("verdict") not in ERRORS for report in (left, right)):
+        return False
+    functions, errors = _raised_in(left, right)
+    messages = [normalise_message(error) for error in errors]
+    known = [first != second for first, second in (functions, messages) if any(first) and any(second)]
+    return bool(known) and all(known)
+
+
+def _raised_in(left: ReportJson, right: ReportJson) -> tuple[list[tuple[str, str]], list[str]]:
+    """The functions of the compiler that raise in two reports, by file and name, and their errors; empty if unknown."""
+    raised = [read_details(report.get("culprit")).get("raised") for report in (left, right)]
+    functions = [(frames[0]["source"] or "", frames[0]["function"]) if frames else ("", "") for frames in raised]
+    errors = [find_error(report) or "" for report in (left, right)]
+    # An error that is nothing but types says nothing.
+    return functions, ["" if _TYPES.fullmatch(error) else error for error in errors]
 
 
 def find_error(report: ReportJson) -> str | None:

@@ -68,6 +68,30 @@ def test_a_reproducer_that_raises_alike_stays_and_merges(store: Store) -> None:
     assert store.add_reproducer("F2", reproducer(report=shown)) == StoredReproducer(1, SIZE, merged=(2,))
 
 
+def test_errors_without_a_cause_that_have_nothing_in_common_are_kept_apart_until_they_have_one(store: Store) -> None:
+    other = raising(PLACE, "IndexError: Dimension out of range", "permute")
+    assert hit(store, raising(PLACE, SAID.format(1, 16))) == "F1"
+    assert hit(store, other) == "F2", "one culprit, which may be at fault in two ways"
+    assert hit(store, other) == "F2", "each has its own hits"
+    assert hit(store, raising(PLACE, SAID.format(2, 4), "create")) == "F1"
+    assert store.finding(PLACE).public_id == "F1" and store.finding("F2").signature.startswith(f"{PLACE}:program-")
+    assert hit(store, raising(SIZE, "TypeError: no such operand", "create")) == "F3", "nor has it F1's or F2's cause"
+    shown = raising(SIZE, "IndexError: Dimension out of range", "permute")
+    assert store.add_reproducer("F2", reproducer(report=shown)) == StoredReproducer(2, SIZE, merged=(3,))
+
+
+def test_a_case_of_another_error_that_is_judged_again_is_a_hit_of_its_own_finding(store: Store) -> None:
+    hit(store, raising(PLACE, SAID.format(1, 16)))
+    unproved = raising(PLACE, "IndexError: Dimension out of range", "permute", proved=None)
+    stored = [store.record(None, case("again"), ENVIRONMENT, unproved) for _ in range(2)]
+    assert [each.finding_id for each in stored] == [2, 2]
+
+
+def test_an_error_of_the_same_cause_is_one_finding_however_it_raises(store: Store) -> None:
+    assert hit(store, raising(SIZE, SAID.format(1, 16))) == "F1"
+    assert hit(store, raising(SIZE, "IndexError: Dimension out of range", "permute")) == "F1"
+
+
 def test_messages_that_an_earlier_version_normalised_match(store: Store) -> None:
     begins = "lowering:LoweringException:AssertionError: Broadcast failed in ExpandView"
     assert hit(store, bug(f"{begins}([sN, sN], [sN, N]) on dimension N", verdict="compile_error")) == "F1"
