@@ -11,7 +11,7 @@ import inspect
 import itertools
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
 from typing import Any, NoReturn
@@ -63,7 +63,10 @@ def _read_modes() -> dict[str, Digest]:
 
 @dataclass
 class InstructionStep:
-    """One instruction as it was taken in a call of its code, and the local names before it (``return``: the result)."""
+    """One instruction as it was taken in a call of its code, and the values before it, by name.
+
+    These are the local names, what the instruction before has stored elsewhere, and the result (``return``).
+    """
 
     offset: int
     number: int = 0  # of all steps
@@ -71,6 +74,7 @@ class InstructionStep:
     instruction: Instruction | None = None  # of dynamo's steps
     expected: Digest = None  # what Python itself gets where dynamo works on constants
     gives_number: bool = False  # of dynamo's: whether it left a number or a string behind
+    stores: Any = None  # of dynamo's: the variable that it stores in an attribute or a global name
     calls: CodeType | None = None  # of eager mode's: the code of the program's own that it has called by itself
 
 
@@ -192,10 +196,15 @@ class InstructionTrace:
         values = steps[-1].values if moved else _read_modes() | digest_each(translator.symbolic_locals, read)
         if instruction.opname == "RETURN_VALUE" and stack:
             values = {"return": read(stack[-1])}
+        elif steps and steps[-1].stores is not None:
+            values = {**values, _word_store(_find_store(translator.f_code, steps[-1].offset)): read(steps[-1].stores)}
         if steps and stack:
             self._look_at_result(steps[-1], stack[-1])
         expected = compute_result(translator, instruction, stack)
-        steps.append(InstructionStep(known.offset, self._taken, values, known, expected))
+        stored = stack[-2:-1] if known.name == "STORE_ATTR" else stack[-1:] if known.name == "STORE_GLOBAL" else []
+        step = InstructionStep(known.offset, self._taken, values, known, expected)
+        step.stores = stored[0] if stored and _find_store(translator.f_code, offset) else None
+        steps.append(step)
         if instruction.opname in ENTERING:
             self.settings.setdefault(known.does, []).append(known)
 
@@ -264,6 +273,8 @@ def record_instructions() -> Iterator[Steps]:
             taken += 1
             keeps = known and _get_name(frame.f_code, known[-1].offset).startswith(KEEPING)
             values = known[-1].values if keeps else _read_modes() | digest_each(frame.f_locals, read)
+            if known and (store := _find_store(frame.f_code, known[-1].offset)):
+                values = values | digest_each(_read_store(frame, store), read)
             known.append(InstructionStep(frame.f_lasti, taken, values))
         elif event == "return" and known and not frame.f_code.co_flags & inspect.CO_GENERATOR:
             known[-1].values = {"return": read(argument)}
@@ -284,6 +295,51 @@ def _list_instructions(code: CodeType) -> dict[int, dis.Instruction]:
 def _get_name(code: CodeType, offset: int) -> str:
     known = _list_instructions(code).get(offset)
     return "" if known is None else known.opname
+
+
+# What is stored in attributes and global names: no local name has it.
+
+
+@functools.lru_cache(maxsize=4096)
+def _find_store(code: CodeType, offset: int) -> tuple[str, ...]:
+    """The names by which the value is found that the instruction at an offset stores; empty if it stores none."""
+    before = [each for each in _list_instructions(code).values() if each.offset <= offset and each.opname != "CACHE"]
+    if not before or before[-1].offset != offset or before[-1].opname not in ("STORE_ATTR", "STORE_GLOBAL"):
+        return ()
+    names = [before[-1].argval]
+    if before[-1].opname == "STORE_ATTR":
+        owners = (each for each in reversed(before[:-1]) if each.opname != "EXTENDED_ARG")
+        for owner in owners:
+            if not owner.opname.startswith(("LOAD_ATTR", "LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")):
+                return ()
+            names.append(owner.argval[-1] if isinstance(owner.argval, tuple) else owner.argval)
+            if not owner.opname.startswith("LOAD_ATTR"):
+                break
+    return tuple(reversed(names))
+
+
+def _read_store(frame: FrameType, names: Sequence[str]) -> dict[str, object]:
+    """The value that these names lead to, by their words; nothing where that takes code of the program's own."""
+    found: object = frame.f_locals.get(names[0], frame.f_globals.get(names[0]))
+    for name in names[1:]:
+        own = _read_attributes(found)
+        if name not in own:
+            return {}
+        found = own[name]
+    return {_word_store(names): found}
+
+
+def _read_attributes(owner: object) -> Mapping[str, object]:
+    try:
+        own = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return {}
+    held = (own.get(name) for name in ("_parameters", "_buffers", "_modules") if isinstance(owner, torch.nn.Module))
+    return dict(itertools.chain(own.items(), *(each.items() for each in held if each)))
+
+
+def _word_store(names: Sequence[str]) -> str:
+    return ".".join(names)
 
 
 # Where both part.
@@ -344,7 +400,7 @@ def find_partings(eager: Steps, trace: InstructionTrace, raised: str = "") -> li
                 parted.append((step.number, PartedInstruction(decided, "path", *words)))
             elif decided is not None and name is not None:
                 is_tensor = (step.values[name] or ())[:1] == TENSOR
-                suspects = _list_unnamed(theirs[:index], decided) if is_tensor else [decided]
+                suspects = _list_unnamed(theirs[:index], decided) if is_tensor or _fills(decided) else [decided]
                 said = _word_values(name, step.values[name], other.values.get(name))
                 parted += [(step.number, PartedInstruction(each, *said)) for each in suspects]
             break
@@ -399,14 +455,20 @@ def _find_deciding(steps: list[InstructionStep]) -> Instruction | None:
 def _list_unnamed(steps: list[InstructionStep], decided: Instruction) -> list[Instruction]:
     """List instructions of the line that ``decided`` ends that may make a tensor wrong: numbers read, then itself.
 
-    No name tells whether the values within the line are right. The latest come first.
+    No name tells whether the values within the line are right. The latest come first, and a call that only puts one
+    into a container comes last.
     """
     before = (step for step in reversed(steps) if _get(step) is not decided)
     line = itertools.takewhile(lambda step: not _get(step).name.startswith("STORE_"), before)
     deciding = [step for step in line if _get(step).decides]
     numbers = [_get(step) for step in deciding if step.gives_number][:_MOST_NUMBERS]
     others = [_get(step) for step in deciding if not step.gives_number]
-    return [*numbers, decided, *others]
+    return [*numbers, *others, decided] if _fills(decided) else [*numbers, decided, *others]
+
+
+def _fills(instruction: Instruction) -> bool:
+    """Whether it calls a method of a container, whose arguments have no name."""
+    return instruction.name.startswith("CALL") and holds_items(instruction.handler)
 
 
 def _word_values(name: str, eager: Digest, traced: Digest) -> tuple[str, str, str]:
