@@ -274,7 +274,7 @@ def record_instructions() -> Iterator[Steps]:
             keeps = known and _get_name(frame.f_code, known[-1].offset).startswith(KEEPING)
             values = known[-1].values if keeps else _read_modes() | digest_each(frame.f_locals, read)
             if known and (store := _find_store(frame.f_code, known[-1].offset)):
-                values = values | digest_each(_read_store(frame, store), read)
+                values = {**values, **digest_each(_read_store(frame, store), read)}
             known.append(InstructionStep(frame.f_lasti, taken, values))
         elif event == "return" and known and not frame.f_code.co_flags & inspect.CO_GENERATOR:
             known[-1].values = {"return": read(argument)}

@@ -270,7 +270,8 @@ class JudgedTrial:
         # Of an unsteady kernel nothing else can be said, though the compiled program may call it too.
         unsteady = side.call is not None and side.call.opinion.by == "surroundings"
         if side.wrong == "eager" or unsteady:
-            decision = replace(decision, verdict=Verdict.EAGER_WRONG, detail=side.why)
+            confidence = decision.confidence if side.proved or side.call is not None else "low"
+            decision = replace(decision, verdict=Verdict.EAGER_WRONG, confidence=confidence, detail=side.why)
         elif side.wrong != "compiled":
             why = f"which side is wrong is undecided: {side.why}" if side.wrong == "undecided" else side.why
             return replace(self, side=side, decision=replace(decision, confidence="low")).with_detail(why)

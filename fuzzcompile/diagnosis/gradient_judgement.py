@@ -115,3 +115,21 @@ class _LossAlongDirection:
             moved = {name: step * direction for name, direction in self._directions.items()}
             self._losses[step] = runs.measure_moved_loss(self._made.case, self._made.device, moved)
         return self._losses[step]
+
+
+def add_parts(made: CaseRuns) -> Mapping[str, torch.Tensor]:
+    """The gradients in float64 by name, each the sum of those for two parts of the cotangents.
+
+    A backward pass is linear in its cotangent, whatever the forward pass does: at steps and kinks too, and beside a
+    loss that is too large for differences. No gradients where a run raises.
+    """
+    added: dict[str, torch.Tensor] = {}
+    for part in (0, 1):
+        observation, _ = runs.run_float64(made.case, made.device, part=part)
+        if observation.failure is not None:
+            return {}
+        found = {v.name: v.value for v in observation.values if v.kind == "gradient" and v.is_tensor}
+        added = {
+            name: value + added[name] if part else value for name, value in found.items() if name in added or not part
+        }
+    return added

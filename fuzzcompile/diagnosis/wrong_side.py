@@ -20,7 +20,7 @@ from fuzzcompile.compiler.operators.second_reference import ContestedCall, Nativ
 from fuzzcompile.compiler.operators.surroundings import call_on_copies
 from fuzzcompile.diagnosis.attribution.culprit import Ablation, Attribution, Culprit, Workaround
 from fuzzcompile.diagnosis.decision import Decision
-from fuzzcompile.diagnosis.gradient_judgement import iter_wrong_gradients
+from fuzzcompile.diagnosis.gradient_judgement import add_parts, iter_wrong_gradients
 from fuzzcompile.diagnosis.operators.operator_ways import describe_kernel_call
 from fuzzcompile.diagnosis.oracle.judgement import Judgement, Observations, judge, reshape_like_eager
 from fuzzcompile.diagnosis.trials.case_runs import CaseRuns, Trial
@@ -47,7 +47,7 @@ _UNSURE = (Verdict.UNSTABLE, Verdict.ROUNDING, Verdict.NONDETERMINISTIC)
 class SideVerdict:
     """The side that is wrong, why in words, and the operator of eager mode that is at fault, if one is.
 
-    ``proved``: a run in which the operator is repaired is right.
+    ``proved``: a run in which the operator is repaired is right, or the compiled program's values are seen to be.
     """
 
     wrong: WrongSide
@@ -246,13 +246,38 @@ def _measure_gradients(experiments: Experiments, trial: Trial) -> SideVerdict | 
     if not apart or any(c.kind != "gradient" for c in apart):
         return None
     most = sorted(apart, key=lambda c: -c.relative_error)[:_MOST_GRADIENTS]
-    wrong = weigh_gradients(made, made.reference, trial.observation, [comparison.name for comparison in most])
+    names = [comparison.name for comparison in most]
+    wrong = weigh_gradients(made, made.reference, trial.observation, names)
     told = {
         "compiled": "differences of the forward pass agree with eager's gradients",
         "eager": "differences of the forward pass agree with the compiled gradients, not with eager's",
         "both": "differences of the forward pass agree with neither side's gradients",
     }
-    return None if wrong is None else SideVerdict(wrong, told[wrong])
+    return _weigh_linearity(made, trial.observation, names) if wrong is None else SideVerdict(wrong, told[wrong])
+
+
+def _weigh_linearity(made: CaseRuns, compiled: Observation, names: Sequence[str]) -> SideVerdict | None:
+    """Eager mode, if its backward pass is not linear in its cotangent; None where it is, as a wrong one may be too.
+
+    That the compiled gradients are right is proved only where they are the sum of eager's for two parts of it.
+    """
+    if made.says_its_derivative:  # which may clip
+        return None
+    added, met = add_parts(made), list[bool]()
+    ours, theirs = made.reference.index_by_name(), compiled.index_by_name()
+    for name in names:
+        pair = [each.value for each in (ours.get(name), theirs.get(name)) if each is not None and each.is_tensor]
+        if name not in added or len(pair) < 2 or any(each.shape != added[name].shape for each in pair):
+            continue
+        eager, other = map(widen, pair)
+        parted, exact = rms(eager - other), widen(added[name])
+        if parted and math.isfinite(parted) and rms(eager - exact) > MISSES * parted:
+            met.append(rms(other - exact) < MEETS * parted)
+    if not met:
+        return None
+    said = "the compiled ones are" if all(met) else "nothing was found against the compiled ones"
+    why = f"eager's gradients are not the sum of those for two parts of its cotangent; {said}"
+    return SideVerdict("eager", why, proved=all(met))
 
 
 def weigh_gradients(

@@ -344,16 +344,17 @@ def _differ(left: Value, right: Value) -> bool:
     return bool(left.value != right.value)
 
 
-def run_backward(output: object, *, required: bool = True) -> None:
+def run_backward(output: object, *, required: bool = True, part: int | None = None) -> None:
     """Run the backward of the loss Σ out · c over the floating outputs, c a fixed standard normal tensor per output.
 
     A plain sum proves nothing behind a softmax, whose outputs sum to a constant. Every floating dtype can represent the
-    values of c, so that the native run and the reference differentiate the same loss.
+    values of c, so that the native run and the reference differentiate the same loss. With a ``part``, 0 or 1, each
+    element of c is multiplied by u or by 1 − u, which is -1/2, 1/2 or 3/2: parts of which c is the sum.
 
     Raises:
         RuntimeError: no output requires a gradient, though one is ``required``.
     """
-    losses = weigh_outputs(output)
+    losses = weigh_outputs(output, part)
     if not losses:
         if required:
             raise RuntimeError("BACKWARD is set, but no output requires a gradient")
@@ -361,15 +362,18 @@ def run_backward(output: object, *, required: bool = True) -> None:
     torch.autograd.backward(losses)
 
 
-def weigh_outputs(output: object) -> list[torch.Tensor]:
+def weigh_outputs(output: object, part: int | None = None) -> list[torch.Tensor]:
     """The loss of `run_backward`, one term for each output that requires a gradient."""
-    generator = torch.Generator().manual_seed(COTANGENT_SEED)
+    generator, parting = torch.Generator().manual_seed(COTANGENT_SEED), torch.Generator().manual_seed(COTANGENT_SEED)
     losses = []
     for _, leaf in name_leaves("out", output):
         if not isinstance(leaf, torch.Tensor) or not is_inexact(leaf):
             continue
         with _disable_current_modes():  # these casts are ours, not the program's
             drawn = torch.randn(leaf.shape, generator=generator).to(torch.bfloat16).to(torch.float16)
+            if part is not None:
+                share = torch.randint(3, leaf.shape, generator=parting) - 0.5
+                drawn *= 1 - share if part else share
             cotangent = drawn.to(leaf.device, leaf.dtype)
         if leaf.requires_grad:
             product = leaf * cotangent

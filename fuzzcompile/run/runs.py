@@ -111,8 +111,12 @@ def run_eager(case: Case, device: torch.device, *, noise_seed: int | None = None
         return observe(case, program, program.model, around=UlpNoise(noise_seed))
 
 
-def run_float64(case: Case, device: torch.device, *, keep_casts: bool = True) -> tuple[Observation, bool]:
+def run_float64(
+    case: Case, device: torch.device, *, keep_casts: bool = True, part: int | None = None
+) -> tuple[Observation, bool]:
     """Run the case in float64; with ``keep_casts``, its own casts to bfloat16 and float16 still round to those types.
+
+    With a ``part``, the gradients are those for a part of the cotangents (`run_backward`).
 
     Returns:
         The observation, and whether the program contains such casts.
@@ -121,7 +125,7 @@ def run_float64(case: Case, device: torch.device, *, keep_casts: bool = True) ->
     program = build(case, device, double=True, streamed=True)
     mode = Float64Mode(keep_casts=keep_casts, native=program.dtype)
     with interpret_compiled_operators():
-        return observe(case, program, program.model, around=mode), mode.saw_cast
+        return observe(case, program, program.model, around=mode, part=part), mode.saw_cast
 
 
 def _take_branch(
@@ -158,12 +162,13 @@ def observe(
     around: contextlib.AbstractContextManager[object] | None = None,
     describe_failure: DescribeFailure = None,
     seed: int | None = None,
+    part: int | None = None,
 ) -> Observation:
     """Drive ``target``, the program's model or its compiled form, through the calls of the case.
 
     Exceptions of the program, forward and backward, become the observation's ``failure``, as ``describe_failure`` puts
     them: by default nothing tells the compiler's from the program's. ``around`` is entered around all calls; ``seed``
-    takes the place of the case's own.
+    takes the place of the case's own, and ``part`` is of the cotangents (`run_backward`).
 
     Raises:
         MemoryError: memory is exhausted, however torch reports it.
@@ -174,7 +179,7 @@ def observe(
     with convert_memory_errors(), record_warnings() as caught, leave_transforms():
         try:
             with enter_grad_mode(case.grad), case.ambient(), around or contextlib.nullcontext():
-                observation = _observe_calls(case, program, target, start, seed)
+                observation = _observe_calls(case, program, target, start, seed, part)
         except _ProgramError as wrapped:
             error = wrapped.error
             plain = Failure(type(error).__name__, shorten_message(error))
@@ -184,7 +189,12 @@ def observe(
 
 
 def _observe_calls(
-    case: Case, program: CaseProgram, target: Callable[..., object], start: float, seed: int | None = None
+    case: Case,
+    program: CaseProgram,
+    target: Callable[..., object],
+    start: float,
+    seed: int | None = None,
+    part: int | None = None,
 ) -> Observation:
     if seed is None:
         seed_run(case)
@@ -205,7 +215,7 @@ def _observe_calls(
         values += [*observe_outputs(call, output, program, arguments, earlier), *observe_tangents(call, output)]
         if case.backward:
             with _wrap_program_errors():
-                run_backward(output, required=case.state is None)
+                run_backward(output, required=case.state is None, part=part)
                 wait_for_kernels((output, arguments))
         values += observe_mutations(call, before, program, arguments)
         if case.backward or case.state is not None:

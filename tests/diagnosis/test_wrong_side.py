@@ -88,6 +88,19 @@ def test_a_wrong_backward_kernel_of_which_there_is_one_opinion_is_named(judged):
     assert report["culprit"]["rewrite"] == "aten.avg_pool2d.default" and report["culprit"]["necessary"]
 
 
+STEEP = "F.avg_pool2d(x.view(1, 1, 4, 8), 2) + (x * 1e9).floor().mean()"
+
+
+def test_where_differences_tell_nothing_a_backward_pass_that_is_not_linear_is_wrong(judged):
+    with eager_fault(aten.avg_pool2d_backward.default, torch.abs):
+        report = judged(STEEP, backward=True)
+    assert (report["verdict"], report["wrong"], report["confidence"]) == ("eager_wrong", "eager", "low")
+    assert "not the sum of those for two parts" in report["detail"], "that compiled is right, nothing shows"
+    with compiler_fault(aten.avg_pool2d_backward.default):
+        report = judged(STEEP, backward=True)
+    assert (report["verdict"], report["wrong"]) == ("wrong_gradient", "compiled")
+
+
 def test_a_gradient_that_the_program_withholds_is_not_eagers_fault(write_case, monkeypatch):
     leave = ctx_manager.GradModeVariable.exit
 

@@ -145,6 +145,30 @@ PLANTS = {
     ),
 }  # fmt: skip
 
+# What only an attribute has, and an attribute of one.
+STORED = """
+import collections
+import torch
+from torch import nn
+
+class Scale(nn.Module):
+    pass
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = Scale()
+
+    def forward(self, x):
+        sizes = [1, 2]
+        {line}
+        self.count = len(sizes)
+        return x * 2
+
+def make():
+    return Model(), (torch.ones(3),)
+"""
+
 
 def write_program(plant: Plant) -> str:
     body = "\n".join(f"    {line}" for line in (*plant.lines, f"return ({plant.result}).sin()"))
@@ -165,6 +189,28 @@ def test_the_instruction_is_named(name: str, write_case: Callable[..., Path], mo
     assert (report["verdict"], report["culprit"]["stage"]) == ("miscompile", "dynamo")
     assert plant.named in report["culprit"]["rewrite"], report["culprit"]
     assert report["culprit"]["necessary"] is True
+
+
+@ONLY_HERE
+@pytest.mark.parametrize("line", ["self.kept = sizes.copy().pop(0)", "self.scale.kept = sizes.copy().pop(0)"])
+def test_what_is_only_stored_in_an_attribute_is_compared(
+    line: str, write_case: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant = PLANTS["an element from the other end"]
+    monkeypatch.setattr(plant.owner, plant.method, plant.replace(getattr(plant.owner, plant.method)))
+    report = triage(load_case(write_case(STORED.replace("{line}", line))), torch.device("cpu")).to_json()
+    assert report["culprit"]["rewrite"] == "list.pop(int)" and report["culprit"]["necessary"], report["culprit"]
+
+
+@ONLY_HERE
+def test_a_container_is_not_blamed_for_what_it_was_given(
+    write_case: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant = PLANTS["a range asked as if it were its bounds, behind a local of a closure"]
+    monkeypatch.setattr(plant.owner, plant.method, plant.replace(getattr(plant.owner, plant.method)))
+    source = STORED.replace("{line}", "sizes.append(1 in range(0, 10))").replace("len(sizes)", "sizes[-1]")
+    report = triage(load_case(write_case(source)), torch.device("cpu")).to_json()
+    assert report["culprit"]["rewrite"] == "int in range" and report["culprit"]["necessary"], report["culprit"]
 
 
 class Shelf:
