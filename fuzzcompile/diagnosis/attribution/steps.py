@@ -100,7 +100,10 @@ def _cast_as_traced(node: fx.Node, value: Any) -> Any:
 
 
 def _make_stand_in(node: fx.Node, generator: torch.Generator) -> Any:
-    """Standard normal values, zeros for integers (may be indices) and False, in the recorded memory and layout."""
+    """Standard normal values, zeros for integers (may be indices) and False, in the recorded memory and layout.
+
+    An input of dynamo's graph requires gradients as it did.
+    """
     value = node.meta.get("val", node.meta.get("example_value"))
     if isinstance(value, (int, torch.SymInt)):
         return int(value)
@@ -112,7 +115,8 @@ def _make_stand_in(node: fx.Node, generator: torch.Generator) -> Any:
     memory = torch.zeros(length, dtype=value.dtype, device=find_value_device(value.device))
     if value.is_floating_point():  # element by element of memory: an expanded tensor cannot be written to
         memory.copy_(torch.randn(length, generator=generator))
-    return memory.as_strided(shape, stride, int(value.storage_offset()))
+    given = memory.as_strided(shape, stride, int(value.storage_offset()))
+    return given.requires_grad_(value.requires_grad and "example_value" in node.meta)
 
 
 def list_placeholders(snapshot: Snapshot) -> list[fx.Node]:
