@@ -269,16 +269,21 @@ _CALLS = ("call_function", "call_method")
 _HOMES = ("torch", "torch.nn.functional", "torch.special", "torch.fft", "torch.linalg")
 
 
-def find_captured_calls(ledger: Ledger, site: str | None, nodes: Sequence[str]) -> dict[str, CallTarget]:
+def find_captured_calls(
+    ledger: Ledger, site: str | None = None, nodes: Sequence[str] | None = None
+) -> dict[str, CallTarget]:
     """Return dynamo's captured calls at a ``site`` of the program that can be left to eager mode, by the user's names.
 
     If some of ``nodes`` of dynamo's graph stand on its line, only their calls are meant. There is no site where a
-    module of torch's is compiled by itself: then the nodes are meant, if there is one graph.
+    module of torch's is compiled by itself: then the nodes are meant, if there is one graph. Without either, all calls
+    are.
     """
     records = [record for frame in ledger.frames if (record := frame.find_record(PRE_GRAD)) is not None]
     captured = [node for record in records if record.snapshots for node in record.snapshots[0].graph.nodes]
     calls = [node for node in captured if node.op in _CALLS]
-    if site is None:
+    if nodes is None:
+        meant = calls
+    elif site is None:
         meant = [node for node in calls if node.name in nodes and len(records) == 1]
     else:
         there = [node for node in calls if find_location([node]) == site.split(" #")[0]]

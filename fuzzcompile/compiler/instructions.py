@@ -410,7 +410,8 @@ def find_partings(eager: Steps, trace: InstructionTrace, raised: str = "") -> li
     earliest = min((number for number, _ in parted), default=None)
     first = [each for each in parted if each[0] == earliest]
     before = [each for each in special if earliest is None or each[0] <= earliest]
-    return [*wrong, *(each for _, each in (*before, *first))]
+    known = {each.instruction.place for each in wrong}
+    return [*wrong, *(each for _, each in (*before, *first) if each.instruction.place not in known)]
 
 
 def list_settings(trace: InstructionTrace) -> list[PartedInstruction]:
@@ -463,7 +464,11 @@ def _list_unnamed(steps: list[InstructionStep], decided: Instruction) -> list[In
     deciding = [step for step in line if _get(step).decides]
     numbers = [_get(step) for step in deciding if step.gives_number][:_MOST_NUMBERS]
     others = [_get(step) for step in deciding if not step.gives_number]
-    return [*numbers, *others, decided] if _fills(decided) else [*numbers, decided, *others]
+    if not _fills(decided):
+        return [*numbers, decided, *others]
+    called = [each.does for each in map(_get, deciding) if each.name.startswith("CALL")] + [decided.does]
+    others = [each for each in others if not any(call.startswith(f"{each.does}(") for call in called)]
+    return [*numbers, *others, decided]
 
 
 def _fills(instruction: Instruction) -> bool:

@@ -69,6 +69,7 @@ from fuzzcompile.model.stages import (
     GRAPH_STAGES,
     LOWERING,
     PRE_GRAD,
+    RUNTIME,
     find_file_stage,
 )
 from fuzzcompile.model.verdicts import AGREEING, Verdict
@@ -164,6 +165,7 @@ def attribute(ablator: Ablator, *, thorough: bool = False) -> Attribution:
     attribution: Attribution | None = None
     try:
         attribution = _attribute_to_rewrites(ablator) or _attribute_around_rewrites(ablator)
+        attribution = _attribute_to_call(ablator, attribution) or attribution
         if attribution.culprit is not None:
             attribution.workaround = find_workaround(ablator, attribution.culprit)
         tried = {ablation.toggle for ablation in ablator.ablations}
@@ -177,6 +179,32 @@ def attribute(ablator: Ablator, *, thorough: bool = False) -> Attribution:
     attribution.ablations = ablator.ablations
     attribution.culprit = _with_frames(ablator, attribution.culprit)
     return attribution
+
+
+# A program of so many calls is looked through call by call; what is left of a case that is reduced has no more.
+_MOST_CALLS = 8
+
+
+def _attribute_to_call(ablator: Ablator, unproved: Attribution) -> Attribution | None:
+    """The one call of the program behind which all is right, where nothing is proved otherwise.
+
+    The graph is broken at each in turn, and is compiled but for that call. None if several calls do, or none.
+    """
+    culprit, settings = unproved.culprit, ablator.experiments.case.settings
+    if culprit is None or culprit.necessary is not None or culprit.stage in (*GRAPH_STAGES, DYNAMO, RUNTIME):
+        return None
+    if _find_path(ablator) != COMPILE or settings.fullgraph or _has_own_backend(ablator):
+        return None
+    calls = find_captured_calls(ablator.trial.ledger)
+    if not 1 < len(calls) <= _MOST_CALLS:
+        return None
+    repairing = [name for name, call in calls.items() if ablator.is_repaired_by(GraphBreak(((name, call),)))]
+    if len(repairing) != 1:
+        return None
+    blamed = find_captured_calls(ablator.trial.ledger, culprit.site, culprit.nodes) if culprit.is_named else {}
+    if list(blamed) != repairing:
+        culprit = Culprit(culprit.stage, None, repairing[0], repairing[0].rpartition(".")[2])
+    return Attribution(replace(culprit, necessary=True, confidence="low"))
 
 
 def _with_frames(ablator: Ablator, culprit: Culprit | None) -> Culprit | None:

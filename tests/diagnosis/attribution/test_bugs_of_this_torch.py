@@ -553,3 +553,30 @@ def test_an_operator_of_a_later_kernel_is_named_though_an_earlier_one_looks_wron
     if not report["is_bug"]:
         pytest.skip("vectors of this processor are right")
     assert report["signature"].endswith("cpp.py:remainder") and report["culprit"]["necessary"] is True
+
+
+# With open sizes the derivative of a variance without degrees of freedom divides by zero in Python.
+NO_FREEDOM = """
+import torch
+
+BACKWARD = True
+CALLS = [(torch.randn(2, 17, requires_grad=True),)]
+
+def program(x):
+    return torch.var(x.sin()[None], dim=(1,), correction=2)
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(1, 16, requires_grad=True),)
+"""
+
+
+@pytest.mark.skipif(
+    not torch.__version__.startswith("2.13."), reason="the formula of the derivative hangs on the torch"
+)
+def test_where_nothing_else_is_proved_the_only_call_behind_which_all_is_right_is_named(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(NO_FREEDOM)), torch.device("cpu")).to_json()
+    assert report["verdict"] == "compile_error" and "division by zero" in report["detail"]
+    culprit = report["culprit"]
+    assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("functionalization", "torch.var", True)
+    assert report["confidence"] == "low", "a graph break moves much, and no part of the compiler is at fault by it"

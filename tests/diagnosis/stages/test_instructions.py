@@ -208,7 +208,7 @@ def test_a_container_is_not_blamed_for_what_it_was_given(
 ) -> None:
     plant = PLANTS["a range asked as if it were its bounds, behind a local of a closure"]
     monkeypatch.setattr(plant.owner, plant.method, plant.replace(getattr(plant.owner, plant.method)))
-    source = STORED.replace("{line}", "sizes.append(1 in range(0, 10))").replace("len(sizes)", "sizes[-1]")
+    source = STORED.replace("{line}", "sizes.append(3 in range(0, 10))").replace("len(sizes)", "sizes[-1]")
     report = triage(load_case(write_case(source)), torch.device("cpu")).to_json()
     assert report["culprit"]["rewrite"] == "int in range" and report["culprit"]["necessary"], report["culprit"]
 
