@@ -389,7 +389,8 @@ def word_eager_fault(side: SideVerdict) -> Culprit:
     if call is None:
         return Culprit.from_operator(ATEN, None, confidence="low")
     name, opinion = str(call.operator), call.opinion
-    about: KernelFault = "layout" if opinion.by_layout else "gradient" if opinion.by == "differences" else "values"
+    faults: dict[str, KernelFault] = {"differences": "gradient", "float64": "dtype"}
+    about = "layout" if opinion.by_layout else faults.get(opinion.by, "values")
     kernel = describe_kernel_call(name, call.arguments, opinion.step, "eager", about=about)
     if opinion.by_layout:
         kernel["misreads"] = call.misread

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NotRequired, TypedDict
 
-KernelFault = Literal["layout", "values", "gradient"]
+KernelFault = Literal["layout", "dtype", "values", "gradient"]
 
 
 class MatchedLineJson(TypedDict):

@@ -160,6 +160,9 @@ class IssueFacts:
         self.by_layout = kernel is None or kernel.get("about", "layout") == "layout"
         # Its gradient is not the derivative of its values; which of them is wrong is not known.
         self.by_gradient = kernel is not None and kernel.get("about") == "gradient"
+        # In float64 it is right on these values; the dtypes of its arguments.
+        self.by_dtype = kernel is not None and kernel.get("about") == "dtype"
+        self.dtypes = list(dict.fromkeys(each["dtype"] for each in kernel["inputs"])) if kernel is not None else []
         # The arguments whose layout it misreads.
         self.misreads: Sequence[str] = () if kernel is None else kernel.get("misreads", ())
         self.outputs: Sequence[OutputJson] = evidence.get("outputs") or ()

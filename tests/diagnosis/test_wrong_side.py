@@ -79,6 +79,7 @@ def test_a_kernel_that_is_wrong_in_a_short_dtype_alone_is_named(judged):
         report = judged("torch.maximum(x, w) * 2", dtype="bfloat16")
     assert (report["verdict"], report["wrong"], report["confidence"]) == ("eager_wrong", "eager", "high")
     assert report["culprit"]["rewrite"] == "aten.maximum.default"
+    assert report["culprit"]["details"]["aten_kernel"]["about"] == "dtype", "in float64 it is right"
 
 
 def test_a_wrong_backward_kernel_of_which_there_is_one_opinion_is_named(judged):

@@ -187,6 +187,15 @@ def test_a_kernel_that_eager_mode_alone_calls_is_no_fault_of_the_compiler():
     ) and "agrees with the compiled program once that operator is computed by other code" in visible(alone)
 
 
+def test_a_kernel_that_is_wrong_in_one_dtype_says_in_which():
+    given = {"shape": [4], "stride": [1], "dtype": "bfloat16"}
+    kernel = {"operator": "aten.maximum.default", "inputs": [given] * 2, "wrong_in": "eager", "about": "dtype"}
+    culprit = {**CULPRIT, "stage": "aten", "step": 0.5, "details": {"kind": "values", "aten_kernel": kernel}}
+    text = draft("eager_wrong", culprit=culprit, cause=None, shown={"eager_only": "op(x)", "eager_is_wrong": True})
+    assert text.startswith("# `torch.ops.aten.maximum` gives wrong values on the CPU for bfloat16 in eager mode\n")
+    assert "off by 0.5 of its size, beside the same operator in float64" in text
+
+
 def test_a_kernel_that_misreads_an_operand_names_it():
     kernel = {
         "operator": "aten.native_batch_norm_backward.default",
