@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from plants.mended import override
 from plants.sides import FAULTS, SharedFault, eager_fault, is_strided, write_program
 
 from fuzzcompile.diagnosis.engine import triage
@@ -135,3 +136,50 @@ def test_a_kernel_that_reads_beyond_its_operands_storage_is_named(judged_case):
     """What lies there is another thing in each run, and may be the same in two; the compiler calls the same kernel."""
     report = judged_case(MEDIAN.format(name="median").replace("[4:5]", "[19:20]"))
     assert (report["verdict"], report["culprit"]["rewrite"]) == ("eager_wrong", "aten.median.dim")
+
+
+# pytorch#197888: backward kernels of max pooling on the CPU take indices that are channels last for contiguous ones.
+# Autograd gives them none in eager mode, so that the program calls the operator itself.
+POOLED = """
+import torch
+aten = torch.ops.aten
+def make():
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 4, 4, 4)
+    out, indices = aten.adaptive_max_pool3d(x, [2, 2, 2])
+    indices = indices.to(memory_format=torch.channels_last_3d)
+    return lambda *given: aten.adaptive_max_pool3d_backward(*given), (torch.randn_like(out), x, indices)
+"""
+# The kernel for two dimensions reads them as they are: the fault is planted, for what autograd saves.
+POOLED_FLAT = """
+import torch
+import torch.nn.functional as F
+BACKWARD = True
+def make():
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 4, 6).to(memory_format=torch.channels_last)
+    return lambda x: F.adaptive_max_pool2d(x, 2, return_indices=True), (x.requires_grad_(),)
+"""
+
+
+def _check_misread_indices(report: ReportJson, operator: str) -> None:
+    kernel = report["culprit"]["details"]["aten_kernel"]
+    assert (report["verdict"], report["wrong"], report["confidence"]) == ("eager_wrong", "eager", "high")
+    assert (report["culprit"]["stage"], report["culprit"]["rewrite"]) == ("aten", operator)
+    assert (kernel["about"], kernel["misreads"]) == ("layout", ["indices"])
+    assert "a contiguous indices" in report["workaround"]["how"] and report["workaround"]["verified"]
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the kernel of this torch")
+def test_a_backward_kernel_of_pooling_that_misreads_its_indices_is_named(judged_case):
+    _check_misread_indices(judged_case(POOLED), "aten.adaptive_max_pool3d_backward.default")
+
+
+def test_the_same_fault_is_named_where_autograd_calls_the_kernel(judged_case):
+    def misread(kernel: Callable[..., object], grad: torch.Tensor, x: torch.Tensor, indices: torch.Tensor) -> object:
+        return kernel(grad, x, indices.as_strided(indices.shape, grad.contiguous().stride()))
+
+    assert judged_case(POOLED_FLAT)["verdict"] in ("equal", "rounding")
+    with override(aten.adaptive_max_pool2d_backward.default, "CPU", misread):
+        report = judged_case(POOLED_FLAT)
+    _check_misread_indices(report, "aten.adaptive_max_pool2d_backward.default")

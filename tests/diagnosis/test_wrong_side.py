@@ -209,6 +209,17 @@ def test_batch_norms_backward_is_wrong_on_a_transposed_gradient(judged, dtype: s
     assert "register_hook" in report["workaround"]["how"] and "its input" not in report["workaround"]["how"]
 
 
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the kernel of this torch")
+def test_a_kernel_that_only_the_compiled_program_calls_on_a_layout_that_it_misreads_is_not_eagers_fault(judged):
+    """pytorch#197888 as reported: the compiler lays out the saved indices as the input is, eager mode never does."""
+    channels_last = "x.to(memory_format=torch.channels_last_3d)"
+    report = judged(f"F.adaptive_max_pool3d({channels_last}, 2).cos()", backward=True, shape=(2, 3, 4, 4, 4))
+    assert (report["verdict"], report["wrong"], report["confidence"]) == ("wrong_gradient", "compiled", "high")
+    assert report["culprit"]["rewrite"] == "aten.adaptive_max_pool3d_backward.default"
+    kernel = report["culprit"]["details"]["aten_kernel"]
+    assert (kernel["wrong_in"], kernel["inputs"][2]["stride"]) == ("compiled", [24, 1, 12, 6, 3])
+
+
 def test_an_error_says_for_itself_whose_it_is(judged):
     with mock.patch.dict(lowering.lowerings, {aten.exp.default: lambda x: 1 / 0}):
         report = judged("torch.exp(x)")
