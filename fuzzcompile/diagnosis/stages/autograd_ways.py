@@ -25,6 +25,7 @@ from fuzzcompile.compiler.watch import aot_autograd
 from fuzzcompile.compiler.watch.ledger import Snapshot
 from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS
 from fuzzcompile.compiler.watch.rule_labels import find_location
+from fuzzcompile.compiler.watch.unseen import note_early_end
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Divergence
 from fuzzcompile.diagnosis.attribution.steps import find_shared_memory
 from fuzzcompile.diagnosis.operators.operator_ways import (
@@ -46,6 +47,7 @@ from fuzzcompile.run.code_files import get_module_file
 from fuzzcompile.run.tensors import list_significant_strides
 
 _MOST_WRITES = 4  # that are left to eager mode together
+_RUN = "a run of dynamo's graph by itself"
 
 
 # What AOTAutograd assumes of dynamo's graphs and of tangents, against what a run shows.
@@ -67,11 +69,11 @@ def _find_contradictions(divergence: Divergence) -> Iterator[Found]:
         if said is None:
             continue
         differentiated = not grad or captured.frame.find_record(JOINT_GRAPH, "joint") is not None
-        try:
+        shown: list[str] = []
+        missed: list[str] = []
+        with note_early_end(_RUN, "contradictions of AOTAutograd's analysis"):
             shown = list(aot_autograd.find_contradictions(said, *given, grad=grad))
             missed = [] if shown or differentiated else list(aot_autograd.find_undifferentiated(*given))
-        except Exception:  # of the program: a graph that does not run by itself contradicts nothing
-            continue
         if shown or missed:
             place = facts().aot_autograd.analysis if shown else facts().aot_autograd.differentiation
             details: DetailsJson = {"kind": "analysis", "a run shows": shown or missed}
@@ -207,10 +209,9 @@ def _find_joined(divergence: Divergence) -> Iterator[Found]:
     """Outputs of dynamo's graph from which autograd reaches others, as it does not where the graph is one function."""
     for captured in ways.iter_captured(divergence.trial.ledger):
         snapshot = captured.record.snapshots[-1]
-        try:
+        joined: list[tuple[int, int]] = []
+        with note_early_end(_RUN, "outputs that autograd reaches from others"):
             joined = list(aot_autograd.find_joined_outputs(snapshot, captured.inputs))
-        except Exception:  # of the program: a graph that does not run by itself shows nothing
-            continue
         returned, place = pytree.tree_leaves(snapshot.results), find_definition(facts().aot_autograd.differentiation)
         for later, earlier in joined:
             node, shown = returned[earlier], f"autograd reaches output {earlier} from output {later}"

@@ -58,6 +58,28 @@ def test_a_script_that_fails_by_itself_ends_with_its_own_traceback_and_status(sc
     assert "exit status 7" in answer.said and "Traceback" not in answer.said
 
 
+# It says that it is a method of a module, and has no name.
+NAMELESS = """
+class Nameless:
+    __self__ = net
+
+    def __call__(self, x):
+        return net(x)
+
+torch.compile(Nameless(), backend="eager")(torch.ones(6, 8))
+print("called")
+"""
+
+
+@pytest.mark.slow
+def test_a_callable_that_cannot_be_watched_is_told_and_the_script_gets_it_all_the_same(script):
+    answer = watched(script(TRAINING + NAMELESS), "--every", "2", arguments=("4",))
+    [reason] = answer.summary["skipped"]
+    assert reason.startswith("of a callable that cannot be watched (AttributeError: ") and "__name__" in reason
+    assert (answer.status, [step["step"] for step in answer.steps]) == (0, [2, 4]) and "called" in answer.said
+    assert reason in answer.said
+
+
 @pytest.mark.slow
 def test_nothing_sampled_is_not_success(script):
     answer = watched(script(TRAINING), "--every", "50", arguments=("3",))

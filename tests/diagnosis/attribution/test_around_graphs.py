@@ -114,6 +114,46 @@ def test_what_aotautograd_says_of_inputs_is_named_where_a_run_contradicts_it(
     assert culprit["necessary"] is True  # with a graph break at the write
 
 
+# A call that raises when its graph is run by itself.
+RUN_AS_A_WHOLE = """
+import torch
+
+inside = False
+
+@torch.compiler.allow_in_graph
+def guard(x):
+    if not inside:
+        raise RuntimeError("only inside of the program")
+    return x.sin()
+
+def program(x):
+    x.mul_(2)
+    return guard(x)
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(3, 5),)
+
+def run(model, inputs):
+    global inside
+    inside = True
+    try:
+        return model(*inputs)
+    finally:
+        inside = False
+"""
+
+
+def test_a_graph_that_cannot_be_run_by_itself_leaves_a_note(write_case: WriteCase, monkeypatch: pytest.MonkeyPatch):
+    module = importlib.import_module(facts().aot_autograd.analysis.partition(":")[0])
+    monkeypatch.setattr(module, "has_data_mutation", lambda *_: False)
+    report = judge(write_case, RUN_AS_A_WHOLE)
+    assert report["is_bug"] and report["confidence"] == "low"
+    [note] = [note for note in report["evidence"]["notes"] if "a run of dynamo's graph by itself" in note]
+    assert "RuntimeError: only inside of the program" in note
+    assert note.endswith("contradictions of AOTAutograd's analysis were not seen")
+
+
 WRITTEN = """
 import torch
 
