@@ -1,4 +1,4 @@
-"""The weekly workflow runs every slow test, and the lower bounds that it installs are those of pyproject.toml."""
+"""The weekly workflow runs every slow test, tries the oldest torch and the newest; its bounds are pyproject.toml's."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,6 +67,17 @@ def test_lower_bounds_are_those_of_the_project_and_compilers_those_that_are_test
         if required.name not in ("torch", "triton", "fuzzcompile"):
             assert f">={lower[required.name].removeprefix('==')}" in str(required.specifier)
     assert f"torch{lower['torch']}" in (ROOT / "constraints.txt").read_text().splitlines()
+
+
+def test_the_oldest_torch_and_the_newest_are_tried() -> None:
+    compat = jobs()["compat"]
+    dependencies = map(Requirement, tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
+    [torch] = [each for each in dependencies if each.name == "torch"]
+    [oldest] = [Version(bound.version) for bound in torch.specifier if bound.operator == ">="]
+    first, last = compat["strategy"]["matrix"]["torch"]
+    assert Version(first) == oldest and last == "newest" and compat["strategy"]["fail-fast"] is False
+    [running] = [step for step in compat["steps"] if "make compat" in step.get("run", "")]
+    assert 'TORCH="$VERSION"' in running["run"] and "matrix.torch" in running["env"]["VERSION"]
 
 
 def test_the_tests_of_the_lower_bounds_exist() -> None:
