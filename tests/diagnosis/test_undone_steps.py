@@ -108,3 +108,58 @@ def test_what_small_elements_show_of_a_low_precision_program_is_a_bug(write_case
     monkeypatch.setitem(decompositions, aten.expm1.default, flip)
     report = triage(load_case(write_case(SMALL_ELEMENTS)), torch.device("cpu")).to_json()
     assert report["verdict"] == "miscompile" and "expm1" in report["culprit"]["rewrite"]
+
+
+# With ``beta=0`` the bias is not read, whatever it holds; 0 * NaN would be NaN.
+UNREAD = """
+import torch
+
+def make():
+    torch.manual_seed(0)
+    given = torch.full((3, 5), float("nan")), torch.randn(3, 4), torch.randn(4, 5)
+    return lambda b, x, w: torch.addmm(b, x, w, beta=0).relu(), given
+"""
+
+
+@pytest.fixture
+def multiplied() -> Iterator[None]:
+    with restored(joint_graph.pass_patterns[0]) as table:
+
+        @register_graph_pattern(CallFunction(aten.addmm.default, Arg(), Arg(), Arg(), beta=0), pass_dict=table)
+        def multiply(match: Match, b: torch.fx.Node, x: torch.fx.Node, w: torch.fx.Node) -> None:
+            match.replace_by_example(lambda b, x, w: b * 0 + x @ w, [b, x, w])
+
+        yield
+
+
+@pytest.fixture
+def left_out() -> Iterator[None]:
+    product = CallFunction(aten.mm.default, Arg(), Arg())
+    with restored(post_grad.pass_patterns[0]) as table:
+
+        @register_graph_pattern(
+            CallFunction(aten.add.Tensor, CallFunction(aten.mul.Tensor, Arg(), 0), product), pass_dict=table
+        )
+        def leave_out(match: Match, b: torch.fx.Node, x: torch.fx.Node, w: torch.fx.Node) -> None:
+            match.replace_by_example(lambda b, x, w: x @ w, [b, x, w])
+
+        yield
+
+
+def test_a_bias_of_nan_that_neither_side_reads_is_no_bug(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(UNREAD)), torch.device("cpu")).to_json()
+    assert (report["verdict"], report["is_bug"], report["culprit"]) == ("equal", False, None)
+    assert report["evidence"]["outputs"][0]["max_abs_error_compiled"] == 0.0
+
+
+def test_a_bias_of_nan_that_one_step_reads_and_a_later_one_leaves_out_is_no_bug(
+    write_case: Callable[..., Path], multiplied: None, left_out: None
+):
+    report = triage(load_case(write_case(UNREAD)), torch.device("cpu")).to_json()
+    assert (report["verdict"], report["is_bug"], report["culprit"]) == ("equal", False, None)
+    assert "multiply moves the float64 result by inf" in report["detail"] and "undoes it" in report["detail"]
+
+
+def test_a_bias_of_nan_that_a_step_reads_is_a_bug(write_case: Callable[..., Path], multiplied: None):
+    report = triage(load_case(write_case(UNREAD)), torch.device("cpu")).to_json()
+    assert (report["verdict"], report["culprit"]["rewrite"]) == ("nonfinite", "multiply")

@@ -135,3 +135,79 @@ program(torch.randn(4, 4))
     culprit = report["culprit"]
     assert (status, report["verdict"], report["confidence"]) == (0, "by_design", "high")
     assert (culprit["source"], culprit["line"], culprit["rewrite"]) == (path.name, 6, "scale")
+
+
+GPT = """
+import argparse
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attend, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.feed = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        parts = self.attend(self.first(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(*parts, is_causal=True)
+        x = x + self.project(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.feed(self.second(x))
+
+
+class GPT(nn.Module):
+    def __init__(self, tokens, width, heads, length):
+        super().__init__()
+        self.embedding, self.positions = nn.Embedding(tokens, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens, bias=False)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--width", type=int, default=8)
+    parser.add_argument("--length", type=int, default=6)
+    parser.add_argument("--batch", type=int, default=2)
+    options = parser.parse_args()
+
+    torch.manual_seed(0)
+    model = GPT(11, options.width, 2, options.length)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    data = TensorDataset(torch.randint(0, 11, (4, options.length + 1)))
+
+    @torch.compile
+    def step(tokens):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    for (tokens,) in DataLoader(data, batch_size=options.batch, shuffle=True):
+        print(step(tokens).item())
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.slow
+def test_a_small_gpt_whose_whole_step_is_compiled_in_a_script_with_loader_and_options_is_no_bug(write_case, capsys):
+    status, report = call("triage", write_case(GPT), "--json"), json.loads(capsys.readouterr().out)
+    assert (status, report["verdict"], report["is_bug"]) == (0, "by_design", False), report["detail"]
+    assert (report["culprit"]["stage"], report["culprit"]["rewrite"]) == ("dynamo", "_set_capturable")
+    assert any("judged: call 1 of the script, step" in note for note in report["evidence"]["notes"])
