@@ -40,6 +40,7 @@ from fuzzcompile.compiler.watch.compiler_errors import (
     find_generated_place,
     find_inner_error,
     find_origin,
+    list_causes,
     list_raise_frames,
 )
 from fuzzcompile.compiler.watch.fresh_calls import call_anew
@@ -52,6 +53,7 @@ from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DYNAMO
 from fuzzcompile.run.case import CompileSettings
 from fuzzcompile.run.observation import Failure
+from fuzzcompile.run.raise_sites import describe_errors, find_raise_site
 
 # Silence of torch where failures are expected.
 
@@ -311,6 +313,8 @@ class CompileSession:
             origin=type(origin).__name__,
             worded=bool(str(origin)),
             generated=find_generated_place(cause),
+            chain=describe_errors(list_causes(cause)),
+            site=find_raise_site(origin),
         )
 
 

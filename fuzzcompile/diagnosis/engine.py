@@ -327,6 +327,8 @@ def _iter_notes(
     failure = experiments.runs.reference.failure
     if failure is not None and experiments.runs.eager.failure is None:
         yield f"{NO_REFERENCE}, compared with eager alone: it raises {failure}"
+    if trial.judgement.note:
+        yield trial.judgement.note
     yield from format_unseen(unseen)
     if attribution.cut_off:
         yield _CUT_OFF

@@ -150,6 +150,18 @@ class InternalError(_Sentence):
     eager: str
 
 
+@dataclass(frozen=True)
+class UnlikeErrors(_Sentence):
+    """Two errors with which eager mode and the compiled program refuse one program, of which nothing says why."""
+
+    said = (
+        "both raise unlike errors, and nothing tells whether compiled is at fault: eager {eager}; compiled {compiled}"
+    )
+
+    eager: str
+    compiled: str
+
+
 _SHOWN = 3
 _SHARES = "shares memory with "
 _SHARING = re.compile(r"eager: (?P<eager>.*?); compiled: (?P<compiled>.*)", re.DOTALL)

@@ -18,6 +18,7 @@ from fuzzcompile.run.call_state import CallState
 from fuzzcompile.run.case import Case, Reachable
 from fuzzcompile.run.case_program import CaseProgram
 from fuzzcompile.run.metrics import have_same_values
+from fuzzcompile.run.raise_sites import RaisedError, RaiseSite
 from fuzzcompile.run.reachable_state import name_arguments, name_held_tensors, name_holders
 from fuzzcompile.run.tangents import is_level_entered, read_tangent
 from fuzzcompile.run.tensors import (
@@ -58,6 +59,7 @@ class Failure:
     that was it. ``raised`` are file, line and function of the innermost frames of the compiler, innermost first;
     ``generated`` is the place in the program that the compiler wrote, if that raised by itself; ``origin`` is the type
     of the error that the compiler raised this one for, where it said that, and ``worded`` whether that has a message.
+    ``chain`` is the error and those that it was raised for, in turn, and ``site`` is where the last of them was raised.
     """
 
     type_name: str
@@ -70,6 +72,8 @@ class Failure:
     generated: GeneratedPlace | None = field(default=None, compare=False, repr=False)
     origin: str = field(default="", compare=False)
     worded: bool = field(default=False, compare=False)
+    chain: tuple[RaisedError, ...] = field(default=(), compare=False, repr=False)
+    site: RaiseSite | None = field(default=None, compare=False, repr=False)
 
     def is_like(self, other: Failure) -> bool:
         """Return whether both are of one type, with the same message up to a colon."""

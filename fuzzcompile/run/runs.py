@@ -49,6 +49,7 @@ from fuzzcompile.run.observation import (
     weigh_outputs,
 )
 from fuzzcompile.run.pool.worker import say
+from fuzzcompile.run.raise_sites import describe_errors, find_raise_site
 from fuzzcompile.run.reachable_state import ReachedObjects
 from fuzzcompile.run.tangents import put_tangents
 from fuzzcompile.run.tensors import describe_structure, is_wrapper, list_tensors, list_wrapped
@@ -182,7 +183,8 @@ def observe(
                 observation = _observe_calls(case, program, target, start, seed, part)
         except _ProgramError as wrapped:
             error = wrapped.error
-            plain = Failure(type(error).__name__, shorten_message(error))
+            chain, site = describe_errors([error]), find_raise_site(error)
+            plain = Failure(type(error).__name__, shorten_message(error), chain=chain, site=site)
             failure = plain if describe_failure is None else describe_failure(error)
             observation = Observation(failure=failure, seconds=time.perf_counter() - start)
     return replace(observation, warnings=format_warnings(caught), ends=fingerprint_streams())

@@ -18,6 +18,7 @@ from fuzzcompile.model.evidence import (
     InternalError,
     LeafName,
     ObservableName,
+    UnlikeErrors,
     ValuePair,
 )
 
@@ -63,6 +64,8 @@ def test_an_error_has_a_type_and_a_message():
     assert EagerRefusal.parse("eager raises E: x; compiled too") is None
     both = InternalError("KeyError: 'a {b}'\nof c", "E: x")
     assert InternalError.parse(str(both)) == both and InternalError.parse(str(refusal)) is None
+    unlike = UnlikeErrors("E: x", "KeyError: 'a {b}'\nof c")
+    assert UnlikeErrors.parse(str(unlike)) == unlike and UnlikeErrors.parse(str(both)) is None
 
 
 PARTNERS = st.lists(st.sampled_from([f"input{number}" for number in range(6)]), unique=True, max_size=6)

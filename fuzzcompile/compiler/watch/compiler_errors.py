@@ -14,10 +14,9 @@ from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import is_compiler
 from fuzzcompile.run.code_files import find_owner, shorten_file
 from fuzzcompile.run.observation import GeneratedPlace
+from fuzzcompile.run.raise_sites import is_generated
 from fuzzcompile.run.subprocesses import find_toolchain_fault
 
-# Modules that Inductor generates have names below its own.
-_GENERATED = "torch._inductor."
 _MOST_FRAMES = 3
 _FACTS = facts().errors
 
@@ -28,7 +27,7 @@ _Place = tuple[str, int, str]  # file, line and function
 def find_raise_place(error: BaseException) -> _Place | tuple[None, None, None]:
     """File (relative to site-packages), line and function where an error of the compiler rose first, if known."""
     # In Inductor or a user's lowering; frames that only hand calls on are passed over unless there is nothing else.
-    frames = _list_places(_list_causes(error)[-1], _name_lowering_file)
+    frames = _list_places(list_causes(error)[-1], _name_lowering_file)
     telling = [place for place in frames if not _is_forwarding(*place)] or frames
     return telling[-1] if telling else (None, None, None)
 
@@ -40,7 +39,7 @@ def list_raise_frames(error: BaseException) -> tuple[_Place, ...]:
     """
     if find_generated_place(error) is not None:
         return ()
-    first, *later = reversed(_list_causes(error))
+    first, *later = reversed(list_causes(error))
     for cause in (first, *(error for error in later if not _is_raised_again(error))):
         frames = [place for place in _list_places(cause, _name_compiler_file) if not _is_forwarding(*place)]
         if frames:
@@ -56,10 +55,9 @@ def find_generated_place(error: BaseException) -> GeneratedPlace | None:
     if isinstance(error, SyntaxError) and error.text and not Path(error.filename or "").is_file():
         return GeneratedPlace(error.text, 1)
     frame, line = next(reversed(list(traceback.walk_tb(error.__traceback__))), (None, 0))
-    if frame is None or not str(frame.f_globals.get("__name__", "")).startswith(_GENERATED):
+    if frame is None or not is_generated(frame):
         return None
-    file = frame.f_code.co_filename
-    source = "".join(linecache.getlines(file)) if find_owner(file) == "program" else ""
+    source = "".join(linecache.getlines(frame.f_code.co_filename))
     return GeneratedPlace(source, line) if source else None
 
 
@@ -71,10 +69,10 @@ def find_inner_error(error: BaseException) -> BaseException:
 
 def find_origin(error: BaseException) -> BaseException:
     """The error that was raised first, which others were raised from."""
-    return _list_causes(error)[-1]
+    return list_causes(error)[-1]
 
 
-def _list_causes(error: BaseException) -> list[BaseException]:
+def list_causes(error: BaseException) -> list[BaseException]:
     """The error and its causes in turn, with what dynamo raises again as an error of its own ``from None``."""
     chain: list[BaseException] = []
     while error not in chain:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fuzzcompile.diagnosis.oracle.failures import relate_failures
 from fuzzcompile.diagnosis.oracle.rounding import compare_floats, compare_integers
 from fuzzcompile.model.evidence import (
     ONLY_COMPILED,
@@ -14,14 +15,13 @@ from fuzzcompile.model.evidence import (
     AliasDifference,
     EagerRefusal,
     InternalError,
+    UnlikeErrors,
     ValuePair,
 )
-from fuzzcompile.model.signatures import normalise_message
-from fuzzcompile.model.stages import DECOMPOSITION, DYNAMO, FAKE_TENSOR, find_file_stage
 from fuzzcompile.model.thresholds import ROUNDING_FACTOR, VANISHING
 from fuzzcompile.model.verdicts import AGREEING, FORMS, Comparison, Finding, Verdict
 from fuzzcompile.run import metrics
-from fuzzcompile.run.observation import Failure, Observation, Value, drop_effects
+from fuzzcompile.run.observation import Failure, Observation, Phase, Value, drop_effects
 from fuzzcompile.run.tensors import is_inexact
 
 # Compare one observable of the compiled run with its counterparts in eager and in the reference.
@@ -214,6 +214,7 @@ class Judgement:
     detail: str = ""
     confidence: str = "high"
     casts_dropped: bool = False
+    note: str = ""  # what lowers the confidence, where neither a comparison nor the detail says it
 
     @property
     def suspicious(self) -> tuple[Comparison, ...]:
@@ -279,59 +280,30 @@ def largest_error(judgement: Judgement) -> float | None:
     return max((c.max_abs_error_compiled for c in judgement.comparisons), default=None)
 
 
-# Stages that check arguments as operators of eager mode do: what is raised there refuses the program.
-_REFUSING = (FAKE_TENSOR, DECOMPOSITION)
-_FAKE_TENSORS = "torch/_subclasses/"  # what is asserted there is of the compiler's own
-# Exceptions by which no operator refuses its arguments: a program that looks something up is at fault.
-_SLIPS = (
-    "AssertionError", "AttributeError", "KeyError", "NameError", "RecursionError", "StopIteration",
-    "UnboundLocalError", "ZeroDivisionError",
-)  # fmt: skip
-
-
-def _is_internal(compiled: Failure, eager: Failure) -> bool:
-    """Return whether an error is the compiler's own, and not the refusal of a program that eager mode refuses too."""
-    if compiled.phase != "compile" or compiled.unsupported or compiled.machine:
-        return False
-    if compiled.type_name == "InternalTorchDynamoError":  # dynamo's own word for it
-        return True
-    if _says_the_same(compiled, eager):
-        return False  # an operator refused its arguments wherever the compiler called it
-    stage = find_file_stage(compiled.raised[0][0]) if compiled.raised else None
-    asserted = compiled.origin == "AssertionError" and compiled.worded
-    if asserted and stage in _REFUSING and not compiled.raised[0][0].startswith(_FAKE_TENSORS):
-        return False  # so do meta functions and decompositions say what arguments they do not take
-    if stage in (None, DYNAMO, *_REFUSING):
-        return compiled.origin != eager.type_name and compiled.origin in _SLIPS
-    return True
-
-
-def _says_the_same(compiled: Failure, eager: Failure) -> bool:
-    """Return whether two errors are of one type and have one message, up to numbers and names, or up to a colon."""
-    if compiled.is_like(eager):
-        return True
-    said = normalise_message(eager.message)
-    return (
-        bool(said)
-        and (compiled.origin or compiled.type_name) == eager.type_name
-        and said in normalise_message(compiled.message)
-    )
-
-
 def _judge_failures(eager: Observation, compiled: Observation) -> Judgement:
     if eager.failure and compiled.failure:
-        if _is_internal(compiled.failure, eager.failure):
-            detail = str(InternalError(str(compiled.failure), str(eager.failure)))
-            return Judgement(Verdict.COMPILE_ERROR, detail=detail)
-        alike = eager.failure.type_name == compiled.failure.type_name
-        detail = f"eager raises {eager.failure}; compiled {'too' if alike else f'raises {compiled.failure}'}"
-        return Judgement(Verdict.INVALID, detail=detail)
+        return _judge_both(eager.failure, compiled.failure)
     if eager.failure:
         return Judgement(Verdict.ACCEPTS_INVALID, detail=str(EagerRefusal(str(eager.failure))))
     failure = compiled.failure
     assert failure is not None
-    verdict = Verdict.COMPILE_ERROR if failure.phase == "compile" else Verdict.RUNTIME_ERROR
-    return Judgement(verdict, detail=str(failure))
+    return Judgement(_ERRORS[failure.phase], detail=str(failure))
+
+
+_ERRORS: dict[Phase, Verdict] = {"compile": Verdict.COMPILE_ERROR, "run": Verdict.RUNTIME_ERROR}
+
+
+def _judge_both(eager: Failure, compiled: Failure) -> Judgement:
+    """The judgement on a program that both refuse: no bug, unless the compiler fails by itself."""
+    relation = relate_failures(eager, compiled)
+    if relation == "internal":
+        return Judgement(_ERRORS[compiled.phase], detail=str(InternalError(str(compiled), str(eager))))
+    same = eager.type_name == compiled.type_name
+    detail = f"eager raises {eager}; compiled {'too' if same else f'raises {compiled}'}"
+    if relation == "alike":
+        return Judgement(Verdict.INVALID, detail=detail)
+    note = str(UnlikeErrors(str(eager), str(compiled)))
+    return Judgement(Verdict.INVALID, detail=detail, confidence="low", note=note)
 
 
 def _compare_all(runs: Observations) -> list[Comparison]:
