@@ -14,6 +14,7 @@ from torch._dynamo.variables import ctx_manager
 from torch._inductor import decomposition as inductor_decomposition
 from torch._inductor import lowering
 
+from fuzzcompile.diagnosis import wrong_side
 from fuzzcompile.diagnosis.decision import Decision
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.trials.experiments import Experiments
@@ -87,6 +88,16 @@ def test_a_wrong_backward_kernel_of_which_there_is_one_opinion_is_named(judged):
         report = judged("F.avg_pool2d(x.view(1, 1, 4, 8), 2)", backward=True)
     assert (report["verdict"], report["wrong"], report["confidence"]) == ("eager_wrong", "eager", "high")
     assert report["culprit"]["rewrite"] == "aten.avg_pool2d.default" and report["culprit"]["necessary"]
+
+
+def test_a_case_whose_values_do_not_part_never_runs_the_second_reference(judged, monkeypatch):
+    def refuse(*args: object) -> None:
+        raise AssertionError("the second reference was run")
+
+    monkeypatch.setattr(wrong_side, "run_second", refuse)
+    assert judged("torch.sigmoid(x) @ w", backward=True)["is_bug"] is False
+    with compiler_fault(aten.sigmoid.default), pytest.raises(AssertionError, match="second reference was run"):
+        judged("torch.sigmoid(x) @ w")
 
 
 STEEP = "F.avg_pool2d(x.view(1, 1, 4, 8), 2) + (x * 1e9).floor().mean()"
