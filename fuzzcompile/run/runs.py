@@ -16,7 +16,9 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy
 import torch
+from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuzzcompile.model.errors import CaseError
@@ -52,7 +54,7 @@ from fuzzcompile.run.pool.worker import say
 from fuzzcompile.run.raise_sites import describe_errors, find_raise_site
 from fuzzcompile.run.reachable_state import ReachedObjects
 from fuzzcompile.run.tangents import put_tangents
-from fuzzcompile.run.tensors import describe_structure, is_wrapper, list_tensors, list_wrapped
+from fuzzcompile.run.tensors import SHORT_FLOATS, describe_structure, is_wrapper, list_tensors, list_wrapped
 from fuzzcompile.run.torch_attributes import ReplacedAttribute
 from fuzzcompile.run.transforms import leave_transforms
 
@@ -268,6 +270,26 @@ class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found = False
+
+
+class _ShortFloatWatch(OperatorWatch):  # type: ignore[no-untyped-call]
+    """Whether an operator takes or gives bfloat16 or float16."""
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        result = func(*args, **(kwargs or {}))
+        held = pytree.tree_leaves((args, kwargs, result))
+        self.found |= any(isinstance(each, torch.Tensor) and each.dtype in SHORT_FLOATS for each in held)
+        return result
+
+
+def computes_in_short_floats(case: Case, device: torch.device) -> bool:
+    """Return whether an operator of the program takes or gives bfloat16 or float16, by an eager run."""
+    program, watch = build(case, device), _ShortFloatWatch()
+    with interpret_compiled_operators():
+        observe(case, program, program.model, around=watch)
+    return watch.found
 
 
 class _FunctionWatch(TorchFunctionMode):

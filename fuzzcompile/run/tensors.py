@@ -148,7 +148,8 @@ class _TreeMapper:
 
 
 _LEAVES = frozenset((torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device, int, float, bool, str, type(None)))
-LOW_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+SHORT_FLOATS = (torch.float16, torch.bfloat16)
+LOW_FLOATS = (torch.float32, *SHORT_FLOATS)
 # The last copy of each storage, by address, dtype and device, and by whether it is an inference tensor.
 KnownCopies = dict[tuple[int, torch.dtype, torch.device, bool], torch.Tensor]
 LOW_COMPLEX = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}

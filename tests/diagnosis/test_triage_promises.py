@@ -164,6 +164,13 @@ def test_equal_bits_need_no_further_compile_and_no_setting_means_no_promise(writ
     assert list(find_promises(case, CPU, rounding=True)) == ["eager"]
 
 
+def test_casts_are_promised_where_there_is_something_to_cast(write_case):
+    single = SHORT.replace(".bfloat16()", "")
+    assert find_promises(load_case(write_case(HEAD + CASTS + CHAIN + single)), CPU, rounding=True) == {}
+    inside = HEAD + CASTS + "def program(x):\n    return x.half().mul(3).float() + x\n" + single
+    assert list(find_promises(load_case(write_case(inside)), CPU, rounding=True)) == ["eager"]
+
+
 def test_deterministic_algorithms_promise_the_same_bits_again(write_case):
     case = load_case(write_case(HEAD + CHAIN + SHORT))
     torch.use_deterministic_algorithms(True)

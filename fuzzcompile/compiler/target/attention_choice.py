@@ -24,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fuzzcompile.compiler.operators.decompositions import put_dispatcher_kernel
 from fuzzcompile.compiler.target.target_patches import register_kernel
 from fuzzcompile.model.targets import Target
+from fuzzcompile.run.tensors import SHORT_FLOATS
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,6 @@ def find_release(version: str) -> AttentionRelease:
     return next((release for release in reversed(_RELEASES) if release.version <= (major, minor)), _EARLIEST)
 
 
-_HALF = (torch.float16, torch.bfloat16)
 _MOST_BLOCKS = 65535
 
 
@@ -111,7 +111,7 @@ class _AttentionCall:
         if self.target.capability < (8, 0):
             return self.has_dtype(torch.float16)
         third = flash and self.target.capability >= (9, 0) and torch._C._get_fa3_sdp_enabled()
-        return self.has_dtype(*_HALF, *((torch.float8_e4m3fn,) if third else ()))
+        return self.has_dtype(*SHORT_FLOATS, *((torch.float8_e4m3fn,) if third else ()))
 
     def has_tensor_cores(self) -> bool:
         return self.on_rocm or (8, 0) <= self.target.capability <= (12, 1)
@@ -180,7 +180,7 @@ def _check_efficient(call: _AttentionCall) -> _AttentionChecks:
     """The rules of the memory efficient kernel (``can_use_mem_efficient_attention``)."""
     yield torch._C._get_mem_efficient_sdp_enabled(), "it is switched off"
     yield call.has_dims(), "query, key and value are not four-dimensional"
-    recent, half = call.target.capability >= (8, 0), call.query.dtype in _HALF
+    recent, half = call.target.capability >= (8, 0), call.query.dtype in SHORT_FLOATS
     # Elements to which the kernel's matrix products align (``minimum_gemm_alignment``).
     aligned = 8 if half and call.target.capability >= (7, 0) else 4 if recent else 1
     width, own = call.query.size(-1), call.value.size(-1)

@@ -17,7 +17,7 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from fuzzcompile.run.reference.device_kernels import find_stand_in
-from fuzzcompile.run.tensors import is_higher_order, is_plain, run_inside
+from fuzzcompile.run.tensors import SHORT_FLOATS, is_higher_order, is_plain, run_inside
 
 CUDA = torch.device("cuda", 0)
 _DEVICE_NAMES = ("example_value", "val")
@@ -237,7 +237,6 @@ _OPAQUE = {
 
 # Running calls of a target's graph on tensors of the CPU.
 
-_HALF = (torch.float16, torch.bfloat16)
 # Error messages of CPU kernels that lack a dtype.
 _LACKS = ("not implemented for", "Could not run", "not supported for", "is only supported for")
 T = TypeVar("T")
@@ -299,7 +298,7 @@ def _call_in_float32(
     operator: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any], lacking: Exception
 ) -> object:
     dtypes = {leaf.dtype for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-    narrow = [dtype for dtype in _HALF if dtype in dtypes]
+    narrow = [dtype for dtype in SHORT_FLOATS if dtype in dtypes]
     why = f"{operator} cannot be computed on the CPU: {str(lacking).strip().splitlines()[0]}"
     schema = getattr(operator, "_schema", None)
     if len(narrow) != 1 or schema is None or schema.is_mutable:

@@ -24,7 +24,7 @@ from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import CODEGEN, LOWERING, RUNTIME
 from fuzzcompile.model.thresholds import DIFFERING_SHARE, FORMS_APART
 from fuzzcompile.run.observation import Observation, Value
-from fuzzcompile.run.tensors import densify
+from fuzzcompile.run.tensors import SHORT_FLOATS, densify
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -239,7 +239,6 @@ def answer_partings(
 
 # Why torch leaves bits open: None of each of these says that it promises them.
 
-_LOW = (torch.bfloat16, torch.float16)
 _CASTS = ("convert_element_type", "_to_copy")
 _ACCUMULATES = "its terms may be added in any order, or a library computes it"
 _FUNCTION = "torch leaves open how it approximates this function"
@@ -253,7 +252,7 @@ _FACTS = facts().bitwise.covered
 
 def why_open_bits(node: fx.Node, value: torch.Tensor, difference: BitDifference) -> str | None:
     """Return why the lowering of an operator may give other bits than ATen, which gives ``value``."""
-    family, low = _find_family(node), value.dtype in _LOW
+    family, low = _find_family(node), value.dtype in SHORT_FLOATS
     if (spared := _why_spared(family, difference)) is not None:
         return spared
     if low and _has_number(node, value.dtype):
@@ -296,12 +295,14 @@ def _why_open_code(
     if stored.reads_unknown:
         return "it reads a reduction or an approximation that no kernel stores, whose bits are open"
     names = find_loop_nodes(kernel, stored.buffer)
-    if dtype in _LOW and any(_has_number(node, dtype) for node in lowered.snapshot.graph.nodes if node.name in names):
+    if dtype in SHORT_FLOATS and any(
+        _has_number(node, dtype) for node in lowered.snapshot.graph.nodes if node.name in names
+    ):
         return _SCALAR
     if is_exact(operators):
         choosing = {"maximum", "minimum", "relu"} & set(operators)
         return _ZERO if difference.only_zero_signs and choosing else None
-    return _FUNCTION if dtype not in _LOW or difference.is_rare else None
+    return _FUNCTION if dtype not in SHORT_FLOATS or difference.is_rare else None
 
 
 def why_open_batch(kernel: Kernel, buffer: str, known: Collection[str], difference: BitDifference) -> str | None:

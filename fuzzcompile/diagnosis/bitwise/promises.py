@@ -36,6 +36,7 @@ from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import CODEGEN, DECOMPOSITION, POST_GRAD
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run.case import Case
+from fuzzcompile.run.runs import computes_in_short_floats
 
 # Partings before lowering: decompositions and rewrites, replayed on the program's own values.
 
@@ -329,8 +330,8 @@ _OTHER_PROMISES = ("deterministic", "batch_invariant", "fallback_random")
 def find_promises(case: Case, device: torch.device, *, rounding: bool) -> dict[str, str]:
     """The promises of equal bits that the case asks for, each with the words of a report.
 
-    ``rounding``: some value has other bits than eager's. The CPU's code rounds as eager does once casts are kept; a
-    GPU's takes all settings.
+    ``rounding``: some value has other bits than eager's. The CPU's code rounds as eager does once casts are kept, where
+    there is something to cast; a GPU's takes all settings.
     """
     settings = case.settings
     if settings.backend != "inductor":
@@ -339,7 +340,7 @@ def find_promises(case: Case, device: torch.device, *, rounding: bool) -> dict[s
     strict = {name: value for name, value in executions.strict_settings().items() if name not in _OTHER_PROMISES}
     as_eager = device.type == "cpu" or all(own.get(name) == value for name, value in strict.items())
     promises: dict[str, str] = {}
-    if rounding and as_eager and asks_for_casts(settings):
+    if rounding and as_eager and asks_for_casts(settings) and computes_in_short_floats(case, device):
         promises[EAGER] = describe_promise("emulate_precision_casts")
     if own.get("batch_invariant") is True:
         promises[executions.BATCH] = describe_promise("batch_invariant")

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from fuzzcompile.run.reference import fused_attention
+from fuzzcompile.run.tensors import SHORT_FLOATS
 
 _aten = torch.ops.aten
-_HALF = (torch.float16, torch.bfloat16)
 # The arguments of an operator, by the names in its schema.
 _Call = Any
 
@@ -37,7 +37,7 @@ def _add_product_to(call: _Call) -> Any:
 
 
 def _take_softmax(operator: Any, call: _Call) -> Any:
-    widens = call.half_to_float and call.self.dtype in _HALF
+    widens = call.half_to_float and call.self.dtype in SHORT_FLOATS
     return operator(call.self.to(torch.float32) if widens else call.self, call.dim, False)
 
 

@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-# What the MATH backend of ``torch.nn.functional.scaled_dot_product_attention`` computes, bit for bit.
+from fuzzcompile.run.tensors import SHORT_FLOATS
 
-_HALF = (torch.float16, torch.bfloat16)
+# What the MATH backend of ``torch.nn.functional.scaled_dot_product_attention`` computes, bit for bit.
 
 
 def compute_scores(
@@ -62,7 +62,7 @@ def make_additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor
 def raise_dtype(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in the dtype that the MATH backend computes in."""
     keeps = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]
-    return tensor if keeps or tensor.dtype not in _HALF else tensor.to(torch.float32)
+    return tensor if keeps or tensor.dtype not in SHORT_FLOATS else tensor.to(torch.float32)
 
 
 def repeat_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
