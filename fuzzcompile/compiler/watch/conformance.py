@@ -33,6 +33,7 @@ from fuzzcompile.compiler.watch.compiler_errors import find_inner_error
 from fuzzcompile.compiler.watch.ledger import Ledger, ProbeLedgers
 from fuzzcompile.compiler.watch.patch_table import AnyPatch
 from fuzzcompile.compiler.watch.torch_patch import install_patches, run_contained, switched_off
+from fuzzcompile.compiler.watch.unseen import Unseen, get_gathered
 from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.facts import is_tried_release
 from fuzzcompile.run.case import CompileSettings
@@ -208,11 +209,21 @@ def _find_patches(error: BaseException) -> set[str]:
     return set([name for name in called if name in names][-1:])
 
 
-@functools.cache
 def probe_unknown_torch() -> None:
-    """Probe once a process where the torch is one that fuzzcompile has not been tried on."""
-    if not is_tried_release(torch.__version__):
-        probe_patches()
+    """Probe once a process where the torch is one that fuzzcompile has not been tried on.
+
+    Patches that fail are switched off, which every compile notes; of what is replaced besides, every judgement does.
+    """
+    for missed in _probe_once(str(torch.__version__)):
+        get_gathered().note(missed)
+
+
+@functools.cache
+def _probe_once(version: str) -> tuple[Unseen, ...]:
+    if is_tried_release(version):
+        return ()
+    probe_patches()
+    return tuple(Unseen(name, why, (), "effects of its replacement") for name, why in probe_replaced().items())
 
 
 def _compile_programs() -> ProbeLedgers:
