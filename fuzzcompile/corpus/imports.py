@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 
 # Of a download, and of each file of an export, in a folder or a zip: a finding has some hundred kilobytes.
 MOST_BYTES = 64 * 2**20
+# Of all exports of a folder or a zip together, before any is read: some thousand findings.
+MOST_TOTAL = 2 * 2**30
+MOST_FILES = 20_000
+_FILES = (REPORT_FILE, *SOURCE_FILES)
 
 
 @dataclass(frozen=True)
@@ -83,18 +87,47 @@ def describe_excess(name: str) -> str:
     return f"{name} has more than {MOST_BYTES >> 20} MiB"
 
 
-def exports_in_folder(folder: Path) -> Iterator[Export]:
-    """Every export in a folder or below it, in the order of their paths; symbolic links are not followed."""
-    for path in sorted(folder.rglob(REPORT_FILE)):
-        yield _read_export(path.parent, _read_file)
+def exports_in_folder(folder: Path, name: str) -> Iterator[Export]:
+    """Every export in a folder or below it, in the order of their paths; symbolic links are not followed.
+
+    Raises:
+        UsageError: they are too many or too large together; the message calls the folder ``name``.
+    """
+    places = [path.parent for path in sorted(folder.rglob(REPORT_FILE))]
+    files = (place / file for place in places for file in _FILES)
+    _check_total(name, (size for file in files if (size := _measure(file)) is not None))
+    return (_read_export(place, _read_file) for place in places)
 
 
-def exports_in_zip(archive: zipfile.ZipFile) -> Iterator[Export]:
-    """Every export in an archive, in the order of their paths; nothing is unpacked onto the disk."""
+def exports_in_zip(archive: zipfile.ZipFile, name: str) -> Iterator[Export]:
+    """Every export in an archive, in the order of their paths; nothing is unpacked onto the disk.
+
+    Raises:
+        UsageError: they are too many or too large together; the message calls the archive ``name``.
+    """
     members = {info.filename: info for info in archive.infolist()}
-    for path in map(PurePosixPath, sorted(members)):
-        if path.name == REPORT_FILE:
-            yield _read_export(path.parent, lambda file: _read_member(archive, members.get(str(file))))
+    places = [path.parent for path in map(PurePosixPath, sorted(members)) if path.name == REPORT_FILE]
+    files = (members.get(str(place / file)) for place in places for file in _FILES)
+    _check_total(name, (info.file_size for info in files if info is not None))
+    return (_read_export(place, lambda file: _read_member(archive, members.get(str(file)))) for place in places)
+
+
+def _measure(path: Path) -> int | None:
+    """The size of a file, or of a link itself; None where there is none that can be read."""
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return None
+
+
+def _check_total(name: str, sizes: Iterable[int]) -> None:
+    """Refuse exports whose files are too many or too large together; one that is too large alone is not read."""
+    total = 0
+    for number, size in enumerate(sizes, 1):
+        total += size if size <= MOST_BYTES else 0
+        excess = f"{MOST_FILES:,} files" if number > MOST_FILES else f"{MOST_TOTAL >> 20:,} MiB"
+        if number > MOST_FILES or total > MOST_TOTAL:
+            raise UsageError(f"The exports in {name} have more than {excess} together: import them in several parts.")
 
 
 class _Unfit(Exception):
@@ -106,7 +139,7 @@ AnyPath = TypeVar("AnyPath", bound=PurePath)
 
 def _read_export(place: AnyPath, read: Callable[[AnyPath], bytes | None]) -> Export:
     try:
-        found = {file: read(place / file) for file in (REPORT_FILE, *SOURCE_FILES)}
+        found = {file: read(place / file) for file in _FILES}
     except _Unfit as error:
         return Export(str(place), {}, str(error))
     return Export(str(place), {file: data for file, data in found.items() if data is not None})

@@ -233,7 +233,7 @@ def opened(location: str, into: Path | None) -> Iterator[Iterable[Export] | Stor
 
 def _open_path(path: Path, location: str, into: Path | None, stack: ExitStack) -> Iterable[Export] | Store:
     if path.is_dir():
-        exports, path = exports_in_folder(path), path / FILE_NAME
+        exports, path = exports_in_folder(path, location), path / FILE_NAME
         if (first := next(exports, None)) is not None:
             return itertools.chain([first], exports)
         if path.is_symlink():
@@ -249,7 +249,7 @@ def _open_path(path: Path, location: str, into: Path | None, stack: ExitStack) -
             is_database = file.read(len(_SQLITE)) == _SQLITE
         if is_database:
             return stack.enter_context(_copy_source(path, stack))
-        return exports_in_zip(stack.enter_context(zipfile.ZipFile(path)))
+        return exports_in_zip(stack.enter_context(zipfile.ZipFile(path)), strip_password(location))
     except zipfile.BadZipFile:
         raise _nothing(f"{location} is neither a corpus nor a zip of exports") from None
     except OSError as error:

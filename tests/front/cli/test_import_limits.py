@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from calling import call, sentence
 
-from fuzzcompile.corpus.imports import MOST_BYTES
+from fuzzcompile.corpus import imports
+from fuzzcompile.corpus.imports import MOST_BYTES, MOST_TOTAL
 from fuzzcompile.corpus.store import Store
 
 COMMITTED = Path(__file__).parents[3] / "corpus" / "torch-2.13.0-cpu"
@@ -169,6 +170,53 @@ def test_exports_in_a_download_are_held_to_the_same_limit(capsys: pytest.Capture
     assert len(data) < MOST_BYTES
     with serving(answer) as url:
         assert call("corpus", "import", f"{url}/all.zip") == 0
+    check_refused("first", f"case.py {LARGE}", capsys)
+
+
+def add_large_exports(parts: int) -> None:
+    """Exports that are as large as one may be, without blocks on the disk."""
+    for part in range(parts):
+        folder = Path(f"exports/large-{part:02}")
+        folder.mkdir()
+        for name in ("finding.json", "case.py"):
+            with (folder / name).open("wb") as file:
+                file.truncate(MOST_BYTES)
+
+
+def check_nothing_came(source: object, excess: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Everything of a source is refused in one sentence that names it, and a corpus that is there stays as it is."""
+    assert call("corpus", "import", "exports/second") == 0
+    before = stored()
+    capsys.readouterr()
+    assert call("corpus", "import", source) == 2
+    said = sentence(capsys)
+    assert f"The exports in {source} have more than {excess} together" in said and "several parts" in said
+    assert "\n" not in said and stored() == before
+
+
+def test_a_folder_whose_exports_are_too_large_together_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    add_large_exports(MOST_TOTAL // MOST_BYTES // 2)
+    check_nothing_came("exports", "2,048 MiB", capsys)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["folder", "zip"])
+def test_exports_with_too_many_files_together_are_refused(
+    packed: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = zip_up("all.zip") if packed else "exports"
+    monkeypatch.setattr(imports, "MOST_FILES", 5)
+    check_nothing_came(source, "5 files", capsys)
+
+
+def test_other_files_in_a_folder_and_files_that_are_not_read_do_not_count(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        Path(f"exports/notes-{number}").write_text("not of an export")
+    enlarge(Path("exports/first/case.py"))
+    monkeypatch.setattr(imports, "MOST_FILES", 8)
+    monkeypatch.setattr(imports, "MOST_TOTAL", MOST_BYTES)
+    assert call("corpus", "import", "exports") == 0
     check_refused("first", f"case.py {LARGE}", capsys)
 
 
