@@ -201,9 +201,23 @@ class JudgedTrial:
             promise=promises.find_broken_promise(experiments, trial, decision.verdict),
             randomness=describe_randomness(experiments, trial, own_stream=self.own_stream),
             gives=gives,
-            notes=tuple(_iter_notes(experiments, trial, attribution, unseen)),
+            notes=tuple(self._iter_notes(attribution, unseen)),
             target=make_target_notes(experiments, trial, self.both_ways),
         )
+
+    def _iter_notes(self, attribution: Attribution, unseen: Sequence[Unseen]) -> Iterator[str]:
+        experiments, trial = self.experiments, self.trial
+        yield from experiments.case.notes
+        if facts().note is not None:  # another version's facts stand in for an installed torch that has none of its own
+            yield str(facts().note)
+        failure = experiments.runs.reference.failure
+        if failure is not None and experiments.runs.eager.failure is None:
+            yield f"{NO_REFERENCE}, compared with eager alone: it raises {failure}"
+        yield from filter(None, (trial.judgement.note, "" if self.side is None else self.side.note))
+        yield from format_unseen(unseen)
+        if attribution.cut_off:
+            yield _CUT_OFF
+        yield from trial.ledger.interpreted.notes
 
     def name_first_suspect(self) -> Attribution:
         """The rewrite under way where the compiler raised, before anything is proved of it."""
@@ -316,23 +330,6 @@ def compare_warnings(eager: Observation, compiled: Observation) -> tuple[str, ..
         *(f"only eager: {text}" for text in eager.warnings if text not in compiled.warnings),
         *(f"only compiled: {text}" for text in compiled.warnings if text not in eager.warnings),
     )
-
-
-def _iter_notes(
-    experiments: Experiments, trial: Trial, attribution: Attribution, unseen: Sequence[Unseen]
-) -> Iterator[str]:
-    yield from experiments.case.notes
-    if facts().note is not None:  # another version's facts stand in for an installed torch that has none of its own
-        yield str(facts().note)
-    failure = experiments.runs.reference.failure
-    if failure is not None and experiments.runs.eager.failure is None:
-        yield f"{NO_REFERENCE}, compared with eager alone: it raises {failure}"
-    if trial.judgement.note:
-        yield trial.judgement.note
-    yield from format_unseen(unseen)
-    if attribution.cut_off:
-        yield _CUT_OFF
-    yield from trial.ledger.interpreted.notes
 
 
 def _describe_output(value: object) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -22,7 +23,7 @@ from fuzzcompile.diagnosis.attribution.culprit import Ablation, Attribution, Cul
 from fuzzcompile.diagnosis.decision import Decision
 from fuzzcompile.diagnosis.gradient_judgement import add_parts, iter_wrong_gradients
 from fuzzcompile.diagnosis.operators.operator_ways import describe_kernel_call
-from fuzzcompile.diagnosis.oracle.judgement import Judgement, Observations, judge, reshape_like_eager
+from fuzzcompile.diagnosis.oracle.judgement import Judgement, Observations, compare, judge, reshape_like_eager
 from fuzzcompile.diagnosis.trials.case_runs import CaseRuns, Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.diagnosis.unsteady_kernels import find_unsteady_kernel
@@ -30,7 +31,7 @@ from fuzzcompile.model.contract import EAGER, WrongSide
 from fuzzcompile.model.culprit_contract import DetailsJson, KernelFault
 from fuzzcompile.model.stages import ATEN
 from fuzzcompile.model.thresholds import DIFFERENCE_STEP, MEETS, MISSES
-from fuzzcompile.model.verdicts import HARMLESS, Verdict
+from fuzzcompile.model.verdicts import AGREEING, HARMLESS, Verdict
 from fuzzcompile.run import runs
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.differences import measure_slope
@@ -54,9 +55,14 @@ class SideVerdict:
     why: str = ""
     call: ContestedCall | None = None
     proved: bool = True
-    unopposed: Mapping[str, UnopposedCall] = field(
-        default_factory=dict
-    )  # operators whose kernels both references share
+    # Operators whose kernels both references share, and how many calls there are of which one opinion is all there is.
+    unopposed: Mapping[str, UnopposedCall] = field(default_factory=dict)
+    alone: int = 0
+
+    @property
+    def note(self) -> str:
+        """What a reader should know of a compiled program that is said to be wrong: calls with one opinion only."""
+        return f"compiled is said to be wrong: {self.why}" if self.wrong == "compiled" and self.alone else ""
 
     def weigh_culprit(self, culprit: Culprit | None) -> SideVerdict:
         """The side, undecided if the compiler is accused of what only the kernel that both references share denies."""
@@ -116,14 +122,48 @@ def find_wrong_side(experiments: Experiments, trial: Trial, decision: Decision) 
         return SideVerdict(
             "undecided", f"kernel and decomposition of {names} part, and nothing tells which of them is right"
         )
-    why = "two references that share no kernel agree against it"
-    return SideVerdict("compiled", why, unopposed=mode.unopposed)
+    why = _word_agreement(experiments, trial, second, mode)
+    return SideVerdict("compiled", why, unopposed=mode.unopposed, alone=len(mode.alone))
 
 
-def run_second(made: CaseRuns, repaired: Sequence[ContestedCall] = ()) -> tuple[Observation, SecondReference]:
-    """The second reference of a case, with another opinion's values for the ``repaired`` calls."""
+def _word_agreement(experiments: Experiments, trial: Trial, second: Observation, mode: SecondReference) -> str:
+    """The references that contradict the compiled program: two where none of what parts hangs on one opinion."""
+    if not mode.alone:
+        return _TWO_REFERENCES
+    counted = _word_calls_alone(mode)
+    apart = {c.name for c in trial.judgement.comparisons if c.finding not in AGREEING}
+    moved, _ = run_second(experiments.runs, moved=mode.alone)
+    if moved.failure is None and apart.isdisjoint(_list_moved(second, moved)):
+        return f"{_TWO_REFERENCES}; nothing that parts depends on {counted}"
+    return f"the float64 reference contradicts it, and depends on {counted}"
+
+
+_TWO_REFERENCES = "two references that share no kernel agree against it"
+
+
+def _word_calls_alone(mode: SecondReference) -> str:
+    """The number of calls of which there is one opinion only, and their operators."""
+    counts = Counter(map(str, mode.alone.values()))
+    total = f"{len(mode.alone)} call{'s' if len(mode.alone) > 1 else ''}"
+    return (
+        f"{total} with one opinion only, the kernel's own ({', '.join(f'{n}x {name}' for name, n in counts.items())})"
+    )
+
+
+def _list_moved(before: Observation, after: Observation) -> set[str]:
+    """The names of values that are not the same in two runs, or that one of them lacks."""
+    pairs = before.index_by_name(), after.index_by_name()
+    shared = pairs[0].keys() & pairs[1].keys()
+    same = {name for name in shared if compare(pairs[0][name], pairs[1][name], None, ()).finding == "same"}
+    return (pairs[0].keys() | pairs[1].keys()) - same
+
+
+def run_second(
+    made: CaseRuns, repaired: Sequence[ContestedCall] = (), *, moved: Collection[int] = ()
+) -> tuple[Observation, SecondReference]:
+    """The second reference of a case, with another opinion's values for the ``repaired`` calls, and ``moved`` ones."""
     program = build(made.case, made.device, double=True, streamed=True)
-    mode = SecondReference(native=program.dtype, repaired={call.number for call in repaired})
+    mode = SecondReference(native=program.dtype, repaired={call.number for call in repaired}, moved=moved)
     with runs.interpret_compiled_operators():
         return runs.observe(made.case, program, program.model, around=mode), mode
 

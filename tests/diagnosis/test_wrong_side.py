@@ -14,6 +14,7 @@ from torch._dynamo.variables import ctx_manager
 from torch._inductor import decomposition as inductor_decomposition
 from torch._inductor import lowering
 
+from fuzzcompile.compiler.operators.second_reference import SecondReference
 from fuzzcompile.diagnosis import wrong_side
 from fuzzcompile.diagnosis.decision import Decision
 from fuzzcompile.diagnosis.engine import triage
@@ -169,6 +170,46 @@ def test_what_nothing_tells_is_undecided(judged, fault):
         report = judged("torch.bitwise_left_shift((x * 9).long().abs(), (w * 2).long().abs())")
     assert (report["wrong"], report["confidence"]) == ("undecided", "low")
     assert "aten.bitwise_left_shift.Tensor itself" in report["detail"]
+
+
+SIDE = "compiled is said to be wrong"
+TWO = "two references that share no kernel agree"
+
+
+def list_side_notes(report: ReportJson) -> list[str]:
+    return [note for note in report["evidence"]["notes"] if note.startswith(SIDE)]
+
+
+@pytest.mark.parametrize(
+    "body", ["torch.exp(torch.special.bessel_j0(x))", "torch.exp(F.layer_norm(torch.cummax(x, 0).values, (8,)))"]
+)
+def test_values_that_depend_on_calls_with_one_opinion_are_not_those_of_two_references(judged, body: str):
+    with compiler_fault(aten.exp.default):
+        report = judged(body)
+    assert (report["verdict"], report["wrong"], report["confidence"]) == ("miscompile", "compiled", "high")
+    (note,) = list_side_notes(report)
+    assert TWO not in note and "depends on 1 call with one opinion only" in note
+    assert "aten.special_bessel_j0.default" in note or "aten.cummax.default" in note
+
+
+def test_calls_with_one_opinion_on_which_nothing_that_parts_depends_are_named_beside_two_references(judged):
+    with compiler_fault(aten.exp.default):
+        report = judged("torch.exp(x), torch.special.bessel_j0(x), torch.special.bessel_j0(w)")
+    (note,) = list_side_notes(report)
+    assert TWO in note and "nothing that parts depends on 2 calls with one opinion only" in note
+    assert "2x aten.special_bessel_j0.default" in note
+
+
+def test_where_each_call_has_two_opinions_there_is_nothing_to_say_of_them(judged):
+    with compiler_fault(aten.exp.default):
+        assert list_side_notes(judged("torch.exp(x) * torch.ones_like(x)")) == []
+
+
+def test_a_call_that_is_too_large_to_be_computed_again_has_one_opinion():
+    large, small = torch.ones(2**22 + 1), torch.ones(4)
+    with SecondReference(native=torch.float32) as mode:
+        (large.exp()[:4] + small.exp()).sum()
+    assert list(mode.alone.values()) == [aten.exp.default]
 
 
 def find_mended(number: int) -> MendedFault:

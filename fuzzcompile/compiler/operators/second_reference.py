@@ -152,39 +152,61 @@ def _describe_tensor(tensor: torch.Tensor) -> str:
 
 
 class SecondReference(Float64Mode):  # type: ignore[no-untyped-call]
-    """Compare every operator of a float64 run with other opinions; those in ``repaired`` get another one's values."""
+    """Compare every operator of a float64 run with other opinions.
 
-    def __init__(self, *, native: torch.dtype, repaired: Collection[int] = ()) -> None:
+    Calls are numbered: those in ``repaired`` get another opinion's values, and values that calls in ``moved`` compute
+    are changed at random, which shows what depends on them. ``alone`` has the calls of which there is one opinion only:
+    neither a formula nor a decomposition, or they could not be computed again.
+    """
+
+    def __init__(self, *, native: torch.dtype, repaired: Collection[int] = (), moved: Collection[int] = ()) -> None:
         super().__init__(keep_casts=True, native=native)
         self.contested: list[ContestedCall] = []
-        self.unseen = 0  # calls that could not be compared
+        self.alone: dict[int, Operator] = {}
         self.unopposed: dict[str, UnopposedCall] = {}
-        self._repaired, self._calls = repaired, 0
+        self._repaired, self._moved, self._calls = repaired, moved, 0
 
     def compute(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute an operator by its kernel, and otherwise; return the kernel's values unless they are repaired."""
-        if not is_comparable(func, args, kwargs):
+        if not _computes_values(func, args, kwargs):
             return func(*args, **kwargs)
         self._calls += 1
+        number = self._calls
+        if not is_comparable(func, args, kwargs):
+            result = func(*args, **kwargs)
+            self._leave_alone(number, func, list_computed(func, result, (args, kwargs)))
+            return result
         args, kwargs = map_leaves(materialize_zeros, (args, kwargs))
-        number, before = self._calls, copy_tree((args, kwargs))
+        before = copy_tree((args, kwargs))
         result = func(*args, **kwargs)
         own = list_computed(func, result, (args, kwargs))
         try:
             parted = _find_parted_opinion(func, before, own)
         except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AttributeError):
-            self.unseen += 1  # an operator that cannot be called on copies shows nothing
+            self._leave_alone(number, func, own)  # an operator that cannot be called on copies shows nothing
             return result
         if parted is None:
             return result
         if isinstance(parted, UnopposedCall):
             self.unopposed.setdefault(str(func), parted)
+            self._leave_alone(number, func, own)
             return result
         if number in self._repaired:
             _repair(own, parted.values)
         elif len(self.contested) < _MOST_CONTESTED:
             self.contested.append(ContestedCall(number, func, before, replace(parted, values=())))
         return result
+
+    def _leave_alone(self, number: int, func: Operator, own: Sequence[torch.Tensor | None]) -> None:
+        """Keep a call of which there is one opinion; what it computes is changed if the run is to show that."""
+        computed = [tensor for tensor in own if tensor is not None]
+        # A number, or whether two tensors are equal, is Python's from there on.
+        if not computed or _is_moving(func) or _is_filling(func):
+            return
+        self.alone[number] = func
+        if number in self._moved:
+            for tensor in computed:
+                _move_at_random(tensor, number)
 
 
 class NativeCheck(OperatorMode):  # type: ignore[no-untyped-call]
@@ -237,6 +259,16 @@ class NativeCheck(OperatorMode):  # type: ignore[no-untyped-call]
             computed = list_computed(func, func(*moved[0], **moved[1]), moved)
             spread = max(spread, measure_change(given, computed, exact))
         return ALWAYS_ALLOWED * eps + ROUNDING_FACTOR * spread
+
+
+def _move_at_random(tensor: torch.Tensor, seed: int) -> None:
+    """Change values by about their size, each by another factor: a norm or a softmax hides less of that."""
+    if not is_inexact(tensor):
+        tensor.copy_(tensor.logical_not() if tensor.dtype == torch.bool else tensor + 1)
+        return
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device)
+    tensor.add_((drawn * (metrics.rms(tensor) or 1.0)).to(tensor.dtype))
 
 
 def _repair(own: Sequence[torch.Tensor | None], values: Sequence[torch.Tensor | None]) -> None:
@@ -313,19 +345,32 @@ def compute_otherwise(func: Operator, arguments: Arguments) -> list[torch.Tensor
 
 def _is_independent(called: Sequence[Operator]) -> bool:
     """Return whether a decomposition computes its operator by others: a primitive alone calls the operator's kernel."""
-    computing = [each for each in called if each._schema.name.rsplit("::")[-1] not in _MOVING and not each.is_view]
-    return len(computing) > 1
+    return sum(not _is_moving(each) for each in called) > 1
+
+
+def _is_moving(func: Operator) -> bool:
+    """Return whether an operator moves values, or makes views of them, and computes none."""
+    return func._schema.name.rsplit("::")[-1] in _MOVING or func.is_view
+
+
+def _is_filling(func: Operator) -> bool:
+    """Return whether an operator makes a tensor of a constant, in the form of another one."""
+    name = func._schema.name.rsplit("::")[-1]
+    return name.endswith("_like") or name.startswith("new_")
+
+
+def _computes_values(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], *, views: bool = False) -> bool:
+    """Return whether an operator computes values, or ``views``, that depend on those of its arguments alone."""
+    if not _list_tensors((args, kwargs)) or is_drawing(func, args, kwargs) or leaves_unwritten(func):
+        return False
+    aliases = (returned.alias_info for returned in func._schema.returns)
+    return views or not any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def is_comparable(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], *, views: bool = False) -> bool:
-    """Return whether an operator computes values, or ``views``, that depend on those of its arguments alone."""
+    """Return whether an operator computes values, or ``views``, and can be called again on copies of its arguments."""
     tensors = _list_tensors((args, kwargs))
-    if not tensors or is_drawing(func, args, kwargs):
-        return False
-    if leaves_unwritten(func):
-        return False
-    aliases = (returned.alias_info for returned in func._schema.returns)
-    if not views and any(alias is not None and not alias.is_write for alias in aliases):
+    if not _computes_values(func, args, kwargs, views=views):
         return False
     if any(type(tensor) not in _PLAIN or tensor.layout != torch.strided for tensor in tensors):
         return False
