@@ -190,6 +190,7 @@ def test_a_script_that_ends_itself_behind_its_calls_is_a_case_like_another(write
     assert judge(write_case, source)["verdict"] in ("equal", "rounding")
 
 
+@pytest.mark.slow
 def test_a_script_that_goes_on_for_long_behind_its_calls_is_left(write_case, monkeypatch):
     """It is not waited for; what was looked at until then stands in the answer."""
     monkeypatch.setattr("fuzzcompile.diagnosis.worker.judge._LOOKING_SECONDS", 8.0)

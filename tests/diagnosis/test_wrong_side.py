@@ -129,6 +129,7 @@ def test_a_gradient_that_the_program_withholds_is_not_eagers_fault(write_case, m
     assert report["culprit"]["details"]["kind"] == "torch mode"
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_meant_to_be_another_is_not_eagers_fault(judged, monkeypatch):
     backward = aten.embedding_dense_backward.default
     table = inductor_decomposition.decompositions
@@ -338,6 +339,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 def test_differences_say_nothing_of_a_derivative_that_the_program_defines(write_case):
     """Compiled code takes what has no gradient for zeros; neither gradient is that of the values."""
     report = triage(load_case(write_case(OWN_DERIVATIVE)), CPU).to_json()

@@ -65,7 +65,7 @@ def test_it_is_named_and_proved(name, source, family, write_case):
     assert (culprit["necessary"], culprit["sufficient"], report["contributors"]) == (True, True, [])
 
 
-@pytest.mark.parametrize("source", [FROZEN, UNIFORM])
+@pytest.mark.parametrize("source", [pytest.param(FROZEN, marks=pytest.mark.slow), UNIFORM])
 def test_without_the_plant_there_is_no_bug(source, write_case):
     report = triage(load_case(write_case(source)), torch.device("cpu")).to_json()
     assert report["verdict"] in ("equal", "rounding")

@@ -294,7 +294,9 @@ TRITON = "torch/_inductor/codegen/triton.py"
 HERE = Path(__file__).name
 
 PLANTS = {
-    "code of tanh": Plant(lambda: wrong_code("tanh"), POINTWISE, "codegen", "TritonKernelOverrides.tanh", HERE),
+    "code of tanh": Plant(
+        lambda: wrong_code("tanh"), POINTWISE, "codegen", "TritonKernelOverrides.tanh", HERE, slow=True
+    ),
     "code of rsqrt": Plant(
         lambda: wrong_code("rsqrt"), ROOTS, "codegen", "TritonKernelOverrides.rsqrt", HERE, slow=True
     ),

@@ -39,7 +39,7 @@ def judge(workers: Executor) -> Judge:
     "name",
     [
         pytest.param("trained_attention", marks=pytest.mark.slow),
-        "two_attentions",
+        pytest.param("two_attentions", marks=pytest.mark.slow),
         "dynamic_sizes",
         "number_as_input",
         "sizes_from_data",

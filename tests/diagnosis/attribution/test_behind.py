@@ -302,6 +302,7 @@ def test_what_a_right_operator_reads_is_not_its_fault(attribution_of, fault):
     assert compiles <= MOST_COMPILES
 
 
+@pytest.mark.slow
 def test_the_rounding_of_a_constant_in_the_ir_makes_no_lowering_wrong(attribution_of):
     culprit = attribution_of(TINY_DIVISOR)[0].culprit
     assert (culprit.stage, culprit.rewrite, culprit.necessary) == ("codegen", "CppVecOverrides.remainder", True)

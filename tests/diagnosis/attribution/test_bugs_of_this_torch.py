@@ -207,6 +207,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="both faults hang on the torch")
 def test_what_raises_is_proved_though_dynamo_gets_something_else_wrong(write_case: Callable[..., Path]):
     report = triage(load_case(write_case(TWO_FAULTS)), torch.device("cpu")).to_json()
@@ -270,7 +271,13 @@ def make():
 """
 
 
-@pytest.mark.parametrize("source", [DECIDED_BY_ROUNDING, CONDITION_INSIDE], ids=["rounding", "inside"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(DECIDED_BY_ROUNDING, marks=pytest.mark.slow, id="rounding"),
+        pytest.param(CONDITION_INSIDE, id="inside"),
+    ],
+)
 def test_a_condition_has_a_reference_and_accuses_nothing(source: str, write_case: Callable[..., Path]):
     report = triage(load_case(write_case(source)), torch.device("cpu")).to_json()
     assert report["verdict"] in ("equal", "rounding") and "no float64 reference" not in str(report)
@@ -371,7 +378,9 @@ def make():
 
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="later ones may have it right")
-@pytest.mark.parametrize(("source", "operator"), [(OVERFLOWING, "sinh"), (READ_AS_BITS, "remainder")])
+@pytest.mark.parametrize(
+    ("source", "operator"), [(OVERFLOWING, "sinh"), pytest.param(READ_AS_BITS, "remainder", marks=pytest.mark.slow)]
+)
 def test_an_operator_that_is_wrong_in_vectors_alone_is_no_fault_of_its_lowering(
     write_case: Callable[..., Path], source: str, operator: str
 ):
