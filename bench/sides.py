@@ -128,7 +128,9 @@ def _word_answer(answer: TriageReport, fault: MendedFault) -> str:
     if not answer.is_bug:
         return f"{answer.verdict.value}: nothing shows"
     culprit = answer.attribution.culprit
-    named = culprit is not None and culprit.stage == "aten" and culprit.rewrite == fault.operator
+    # A gradient that is wrong is that of an operator, whichever other one it calls.
+    names = (fault.operator, fault.operator.replace("_backward", ""))
+    named = culprit is not None and culprit.stage == "aten" and culprit.rewrite in names
     return f"{answer.verdict.value}, {answer.wrong}, {answer.confidence}" + (", named" if named else "")
 
 

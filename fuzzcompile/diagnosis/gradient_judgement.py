@@ -37,14 +37,18 @@ def iter_wrong_gradients(made: CaseRuns) -> Iterator[WrongGradient]:
     if not _has_one_loss(made) or exact.failure is not None:
         return
     losses = [_LossAlongDirection(made, seed) for seed in differences.DIRECTION_SEEDS]
-    if not all(loss.misses(exact) for loss in losses):
+
+    def measure_miss(run: Observation) -> float | None:
+        return differences.weigh_misses(loss.measure_miss(run) for loss in losses)
+
+    if not measure_miss(exact):
         return
     calls, unproved = sorted(_check_operators(made), key=lambda call: -call.opinion.step), list[ContestedCall]()
     for call in calls:
         repaired = _repair(made, call)
         if repaired is None:
             unproved.append(call)
-        elif all(loss.meets(repaired) for loss in losses):
+        elif measure_miss(repaired) == 0:
             yield WrongGradient(call, repaired)
     for call in unproved:
         yield WrongGradient(call, None)
@@ -81,14 +85,6 @@ class _LossAlongDirection:
         self._made, self._generator = made, torch.Generator().manual_seed(seed)
         self._losses: dict[float, float] = {}
 
-    def misses(self, observation: Observation) -> bool:
-        """Return whether the gradients of a run are certainly not the derivative along the direction."""
-        return bool(self._measure_miss(observation))
-
-    def meets(self, observation: Observation) -> bool:
-        """Return whether the gradients of a run are the derivative along the direction."""
-        return self._measure_miss(observation) == 0
-
     @functools.cached_property
     def _directions(self) -> Mapping[str, torch.Tensor]:
         """A direction for each leaf; none where they share memory, or do not lie in plain memory."""
@@ -101,7 +97,8 @@ class _LossAlongDirection:
             return {}
         return {name: differences.draw_direction(leaf, self._generator) for name, leaf in leaves.items()}
 
-    def _measure_miss(self, observation: Observation) -> float | None:
+    def measure_miss(self, observation: Observation) -> float | None:
+        """By which share of their size the gradients of a run miss the derivative; None where that tells nothing."""
         values, slopes = observation.index_by_name(), list[differences.Slope]()
         for name, direction in self._directions.items():
             gradient = values[name].value if name in values else None

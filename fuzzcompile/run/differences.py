@@ -13,9 +13,9 @@ from fuzzcompile.model.thresholds import DERIVATIVE_TOLERANCE, DIFFERENCE_STEP, 
 from fuzzcompile.run.metrics import rms
 from fuzzcompile.run.tensors import has_own_elements
 
-DIRECTION_SEEDS = (0, 1)
-"""A derivative is wrong if it misses differences along directions of two seeds: kinks that cancel along one do not
-along the other."""
+DIRECTION_SEEDS = (0, 1, 2)
+"""A derivative is wrong if it misses differences along two of three directions: kinks that cancel along one do not
+along another, and what is wrong about it may cancel along one as well."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,21 @@ class Slope:
         """That along all of several directions at once, of different tensors."""
         parts = list(slopes)
         return cls(sum(part.value for part in parts), sum(part.size for part in parts))
+
+
+def weigh_misses(misses: Iterable[float | None]) -> float | None:
+    """The miss along at least two directions; None if differences have no limit along one.
+
+    ``misses`` are measured one by one: the third is asked for only where the first two disagree.
+    """
+    found = list[float]()
+    for miss in misses:
+        if miss is None:
+            return None
+        found.append(miss)
+        if len(found) == 2 and bool(found[0]) == bool(found[1]):
+            break
+    return sorted(found)[-2]
 
 
 def draw_direction(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

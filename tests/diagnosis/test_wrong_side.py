@@ -234,13 +234,26 @@ def test_a_kernel_is_held_against_the_composition_that_it_stands_for(write_case)
     assert report["culprit"]["rewrite"] == fault.operator
 
 
+def judge_alone(write_case, fault: MendedFault) -> ReportJson:
+    with fault.install():
+        return triage(load_case(write_case(fault.write_program() + '\n\nPATH = "eager"\n')), CPU).to_json()
+
+
+@pytest.mark.parametrize("number", [171225, 175068, 188027])
+def test_formulas_and_differences_tell_faults_that_compiled_code_shares(write_case, number: int):
+    fault = find_mended(number)
+    report = judge_alone(write_case, fault)
+    assert (report["verdict"], report["wrong"], report["confidence"]) == ("eager_wrong", "eager", "high")
+    assert report["culprit"]["rewrite"] == fault.operator.replace("_backward", "")
+
+
 @pytest.mark.slow
-def test_generated_codes_name_for_a_special_function_is_the_operators(write_case):
+def test_generated_code_that_loses_nan_beside_a_kernel_that_does_is_wrong_too(write_case):
     fault = find_mended(188027)
     with fault.install():
         report = triage(load_case(write_case(fault.write_program())), CPU).to_json()
-    assert (report["wrong"], report["confidence"]) == ("undecided", "low")
-    assert f"{fault.operator} itself" in report["detail"]
+    assert (report["wrong"], report["confidence"]) == ("both", "low")
+    assert f"{fault.operator} contradicts its formula" in report["detail"]
 
 
 # pytorch#197888 and the batch norm of this torch: kernels of ATen that are wrong on layouts.

@@ -60,7 +60,7 @@ class GradientCheck(Float64Mode):  # type: ignore[no-untyped-call]
 
     @functools.cached_property
     def contradicted(self) -> list[ContestedCall]:
-        """The calls whose gradient is not the derivative of what they compute, along two directions."""
+        """The calls whose gradient is not the derivative of what they compute."""
         found = list[ContestedCall]()
         for number, func, arguments in self._calls:
             miss = measure_gradient_miss(func, arguments)
@@ -116,20 +116,16 @@ def _is_derivative(func: Operator, arguments: Arguments) -> bool:
 
 
 def measure_gradient_miss(func: Operator, arguments: Arguments) -> float | None:
-    """By which share of its size the gradient of a call misses differences, the least along two directions.
+    """By which share of its size the gradient of a call misses differences, along at least two directions.
 
     None where no gradient is computed, and where differences have no limit.
     """
-    misses = []
-    for seed in differences.DIRECTION_SEEDS:
-        try:
-            miss = _CallAlongDirection(func, arguments, seed).measure_miss()
-        except _FAILURES:  # it has no derivative there, or says so by raising
-            return None
-        if not miss:
-            return miss
-        misses.append(miss)
-    return min(misses)
+    try:
+        return differences.weigh_misses(
+            _CallAlongDirection(func, arguments, seed).measure_miss() for seed in differences.DIRECTION_SEEDS
+        )
+    except _FAILURES:  # it has no derivative there, or says so by raising
+        return None
 
 
 class _CallAlongDirection:

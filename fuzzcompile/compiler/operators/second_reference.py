@@ -43,7 +43,7 @@ from fuzzcompile.model.thresholds import (
 )
 from fuzzcompile.run import metrics
 from fuzzcompile.run.arithmetic_modes import Float64Mode
-from fuzzcompile.run.reference.formulas import apply_formula
+from fuzzcompile.run.reference.formulas import PROPAGATING, apply_formula
 from fuzzcompile.run.tensors import (
     Operator,
     copy_tree,
@@ -422,10 +422,11 @@ def _apply_formula(
     func: Operator, arguments: Arguments, own: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor | None] | None:
     """The values of the operator's formula, one for each of ``own``; None if there is no formula for the call."""
-    if func.namespace != "aten" or _rests_on_convention(arguments):
+    family = get_operator_family(str(func))
+    if func.namespace != "aten" or _rests_on_convention(arguments, of_nan=family not in PROPAGATING):
         return None
     arrays = pytree.tree_map_only(torch.Tensor, _make_array, name_arguments(func, arguments, defaults=True))
-    results = apply_formula(get_operator_family(str(func)), arrays)
+    results = apply_formula(family, arrays)
     infinite = any(bool(tensor.isinf().any()) for tensor in _list_tensors(arguments))
     opinions: list[torch.Tensor | None] = []
     for mine, value in zip(own, (*results, *[None] * len(own)), strict=False):
@@ -442,11 +443,11 @@ def _apply_formula(
     return opinions if any(opinion is not None for opinion in opinions) else None
 
 
-def _rests_on_convention(arguments: Arguments) -> bool:
-    """Return whether a result is torch's own choice: of NaN, of uint64, of what an unsigned dtype cannot hold."""
+def _rests_on_convention(arguments: Arguments, *, of_nan: bool = True) -> bool:
+    """Return whether a result is torch's own choice: of uint64, of what an unsigned dtype cannot hold, and of NaN."""
     leaves = pytree.tree_leaves(arguments)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    if any(tensor.dtype == torch.uint64 or bool(tensor.isnan().any()) for tensor in tensors):
+    if any(tensor.dtype == torch.uint64 or (of_nan and bool(tensor.isnan().any())) for tensor in tensors):
         return True
     unsigned = any(not tensor.dtype.is_signed and tensor.dtype != torch.bool for tensor in tensors)
     return unsigned and any(isinstance(leaf, int | float) and leaf < 0 for leaf in leaves)

@@ -16,6 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from fuzzcompile.run.reference.polynomials import POLYNOMIALS
+
 Array: TypeAlias = NDArray[Any]
 
 
@@ -26,6 +28,10 @@ class FormulaCall:
         self._values = values
 
     def __getattr__(self, name: str) -> Any:
+        return self._values.get(name)
+
+    def given(self, name: str) -> Any:
+        """The argument of that name, which may be one of a property's."""
         return self._values.get(name)
 
     def with_default(self, name: str, default: Any) -> Any:
@@ -358,6 +364,7 @@ FORMULAS: dict[str, Formula] = {
         "silu": lambda x: x * _sigmoid(x), "mish": lambda x: x * np.tanh(np.logaddexp(0, x)),
         "hardsigmoid": lambda x: np.clip(x + 3, 0, 6) / 6, "hardswish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
     }.items()},
+    **POLYNOMIALS,
     "round": lambda call: np.round(call.x, call.decimals or 0),
     "gelu": _gelu,
     "leaky_relu": lambda call: np.where(call.x > 0, call.x, call.x * call.with_default("negative_slope", 0.01)),
@@ -454,6 +461,10 @@ FORMULAS: dict[str, Formula] = {
     - np.exp(call.output) * call.grad_output.sum(call.dim, keepdims=True),
 }  # fmt: skip
 """By the name of the operator, without namespace, overload and the underscore of an in-place form."""
+
+
+PROPAGATING = frozenset(POLYNOMIALS)
+"""Those whose formula says what comes of NaN; of the others' NaN, torch's choice is a convention."""
 
 
 def apply_formula(operator: str, arguments: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ import torch
 
 from fuzzcompile.compiler.operators.second_reference import SecondReference
 from fuzzcompile.run.reference.formulas import FORMULAS
+from fuzzcompile.run.reference.polynomials import POLYNOMIALS
 
 aten = torch.ops.aten
 
@@ -31,6 +32,7 @@ _, ADAPTED = aten.adaptive_max_pool2d(IMAGE, [2, 2])
 _, MEAN, SCALE = aten.native_batch_norm(IMAGE, W, B, None, None, True, 0.1, 1e-5)
 LAYER = aten.native_layer_norm(X, [4], W, B, 1e-5)
 GROUP = aten.native_group_norm(IMAGE, W, B, 2, 4, 9, 2, 1e-5)
+ORDERS = torch.arange(12.0, dtype=torch.float64).reshape(3, 4)
 SOFT, LOG = torch.softmax(X, 1), torch.log_softmax(X, 1)
 
 # Calls by the name of the formula: every form that differs in what it means.
@@ -47,6 +49,10 @@ CALLS = {
     "acosh": [lambda: aten.acosh(PLUS + 1)],
     "logical_not": [lambda: aten.logical_not(WHOLE)],
     "bitwise_not": [lambda: aten.bitwise_not(WHOLE), lambda: aten.bitwise_not(TRUE)],
+    **{name: [
+        lambda name=name: getattr(aten, name)(X, ORDERS), lambda name=name: getattr(aten, name)(UNIT, 5.0),
+        lambda name=name: getattr(aten, name)(0.3, ORDERS),
+    ] for name in POLYNOMIALS},
     "round": [lambda: aten.round(X * 3), lambda: aten.round(torch.tensor([0.5, 1.5, -2.5], dtype=torch.float64)),
               lambda: aten.round(X, decimals=1)],
     "gelu": [lambda: aten.gelu(X), lambda: aten.gelu(X, approximate="tanh")],
