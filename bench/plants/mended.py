@@ -11,11 +11,12 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from types import FunctionType
 from typing import Any, Literal, NamedTuple
-from unittest import mock
 
 import torch
 from torch.nn import functional
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 aten = torch.ops.aten
 Kernel = Callable[..., Any]
@@ -131,10 +132,45 @@ class _Det(torch.autograd.Function):
         return torch.where(singular, 0, (grad * det)[..., None, None] * inverse.mT)
 
 
-def _lp_pool1d(x: torch.Tensor, norm_type: float, kernel_size: int) -> torch.Tensor:
+# These run with the global names of torch.nn.functional, in the place of its own code.
+
+
+def _lp_pool1d(input, norm_type, kernel_size, stride=None, ceil_mode=False):  # type: ignore[no-untyped-def] # noqa: A002
     """The form for finite norms, whatever the norm."""
-    powers = functional.avg_pool1d(x.pow(norm_type), kernel_size)
-    return (torch.sign(powers) * torch.relu(powers.abs())).mul(kernel_size).pow(1.0 / norm_type)
+    if has_torch_function_unary(input):
+        pool = torch.nn.functional.lp_pool1d
+        return handle_torch_function(pool, (input,), input, norm_type, kernel_size, stride, ceil_mode)
+    out = torch.nn.functional.avg_pool1d(input.pow(norm_type), kernel_size, stride, 0, ceil_mode)
+    return (torch.sign(out) * torch.relu(torch.abs(out))).mul(kernel_size).pow(1.0 / norm_type)
+
+
+def _lp_pool2d(input, norm_type, kernel_size, stride=None, ceil_mode=False):  # type: ignore[no-untyped-def] # noqa: A002
+    """The same of two dimensions."""
+    if has_torch_function_unary(input):
+        pool = torch.nn.functional.lp_pool2d
+        return handle_torch_function(pool, (input,), input, norm_type, kernel_size, stride, ceil_mode)
+    out = torch.nn.functional.avg_pool2d(input.pow(norm_type), kernel_size, stride, 0, ceil_mode)
+    return (torch.sign(out) * torch.relu(torch.abs(out))).mul(kernel_size**2).pow(1.0 / norm_type)
+
+
+def _lp_pool3d(input, norm_type, kernel_size, stride=None, ceil_mode=False):  # type: ignore[no-untyped-def] # noqa: A002
+    """The same of three."""
+    if has_torch_function_unary(input):
+        pool = torch.nn.functional.lp_pool3d
+        return handle_torch_function(pool, (input,), input, norm_type, kernel_size, stride, ceil_mode)
+    out = torch.nn.functional.avg_pool3d(input.pow(norm_type), kernel_size, stride, 0, ceil_mode)
+    return (torch.sign(out) * torch.relu(torch.abs(out))).mul(kernel_size**3).pow(1.0 / norm_type)
+
+
+@contextlib.contextmanager
+def replace_code(function: FunctionType, wrong: FunctionType) -> Iterator[None]:
+    """In the block, a function of torch's runs other code: whoever holds the function calls that."""
+    code = function.__code__
+    function.__code__ = wrong.__code__
+    try:
+        yield
+    finally:
+        function.__code__ = code
 
 
 def _sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -198,15 +234,18 @@ FAULTS = (
         lambda: replace_composite(aten.scaled_dot_product_attention.default, COMPOSITE, _sdpa),
         apart=lambda: replace_composite(aten.scaled_dot_product_attention.default, "CPU", _sdpa),
     ),
-    MendedFault(
-        183997,
-        "2.13",
-        "Python",
-        "F.lp_pool1d",
-        "norm of infinite order",
-        "F.lp_pool1d(x, float('inf'), 2)",
-        "torch.randn(1, 2, 8) * 3",
-        lambda: mock.patch.object(functional, "lp_pool1d", _lp_pool1d),
+    *(
+        MendedFault(
+            183997,
+            "2.13",
+            "Python",
+            f"F.{wrong.__name__[1:]}",
+            "norm of infinite order",
+            f"{wrong.__name__[1:].replace('lp_', 'F.lp_')}(x, float('inf'), 2)",
+            f"torch.randn({shape}) * 3",
+            functools.partial(replace_code, getattr(functional, wrong.__name__[1:]), wrong),
+        )
+        for wrong, shape in ((_lp_pool1d, "1, 2, 8"), (_lp_pool2d, "1, 2, 4, 6"), (_lp_pool3d, "1, 2, 4, 2, 6"))
     ),
     MendedFault(
         186566,

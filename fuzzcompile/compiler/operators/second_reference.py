@@ -5,6 +5,8 @@ also computed on contiguous copies of its arguments, by its definition in NumPy 
 and by torch's decomposition. Where these part, the call is contested, and the opinions are weighed:
 
 - What a kernel makes of copies of its arguments, and a formula, outvote it.
+- So does the definition of a function that torch composes of several operators
+  (`fuzzcompile.run.reference.definitions`), where none of these is contested.
 - A decomposition does not: the compiler uses it, so that it may be what is wrong. Kernel and decomposition are measured
   against the derivative that autograd has for the operator, which is the limit of differences of the one that is right.
 """
@@ -23,6 +25,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.functional_run import OperatorMode
+from fuzzcompile.compiler.operators.composed_functions import DefinedFunctions, DefinedCall, make_array
 from fuzzcompile.compiler.operators.decompositions import find_decomposition, get_operator_family, leaves_unwritten
 from fuzzcompile.compiler.operators.operator_application import (
     Arguments,
@@ -43,6 +46,7 @@ from fuzzcompile.model.thresholds import (
 )
 from fuzzcompile.run import metrics
 from fuzzcompile.run.arithmetic_modes import Float64Mode
+from fuzzcompile.run.reference.definitions import DEFINITIONS
 from fuzzcompile.run.reference.formulas import PROPAGATING, apply_formula
 from fuzzcompile.run.tensors import (
     Operator,
@@ -164,7 +168,41 @@ class SecondReference(Float64Mode):  # type: ignore[no-untyped-call]
         self.contested: list[ContestedCall] = []
         self.alone: dict[int, Operator] = {}
         self.unopposed: dict[str, UnopposedCall] = {}
-        self._repaired, self._moved, self._calls = repaired, moved, 0
+        self._repaired, self._moved, self._calls, self._composed = repaired, moved, 0, 0
+        self._functions = DefinedFunctions(self._compare_function)
+
+    def __enter__(self) -> SecondReference:
+        self._functions.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._functions.__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def _compare_function(self, call: DefinedCall) -> object:
+        """Hold what a function of several operators gives against its definition; their calls are compared before."""
+        self._composed += 1
+        number, contested = -self._composed, len(self.contested)
+        with call.aside():
+            before = copy_tree((call.args, call.kwargs))
+        result = call.run()
+        if len(self.contested) > contested or not _is_plain(before):
+            return result
+        with call.aside():
+            own: list[torch.Tensor | None] = [result.detach()] if isinstance(result, torch.Tensor) else []
+            try:
+                values = _weigh_opinions(call.define(before), before, own)
+            except (RuntimeError, TypeError, ValueError):  # a tensor that NumPy does not read: its calls are compared
+                return result
+            step = 0.0 if values is None else measure_change(before, own, values)
+            if values is None or step <= SEMANTIC_STEP:
+                return result
+            if number in self._repaired:
+                _repair([own[0].data if own[0] is not None else None], values)
+            elif len(self.contested) < _MOST_CONTESTED:
+                self.contested.append(ContestedCall(number, call.operator, before, PartedOpinion("formula", step)))
+        return result
 
     def compute(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute an operator by its kernel, and otherwise; return the kernel's values unless they are repaired."""
@@ -425,8 +463,15 @@ def _apply_formula(
     family = get_operator_family(str(func))
     if func.namespace != "aten" or _rests_on_convention(arguments, of_nan=family not in PROPAGATING):
         return None
-    arrays = pytree.tree_map_only(torch.Tensor, _make_array, name_arguments(func, arguments, defaults=True))
-    results = apply_formula(family, arrays)
+    arrays = pytree.tree_map_only(torch.Tensor, make_array, name_arguments(func, arguments, defaults=True))
+    results = apply_formula(family, arrays) or apply_formula(family, arrays, DEFINITIONS)
+    return _weigh_opinions(results, arguments, own)
+
+
+def _weigh_opinions(
+    results: Sequence[Any], arguments: Arguments, own: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor | None] | None:
+    """The results of a formula as tensors like ``own``, None for one without an opinion; None if there is none."""
     infinite = any(bool(tensor.isinf().any()) for tensor in _list_tensors(arguments))
     opinions: list[torch.Tensor | None] = []
     for mine, value in zip(own, (*results, *[None] * len(own)), strict=False):
@@ -453,10 +498,13 @@ def _rests_on_convention(arguments: Arguments, *, of_nan: bool = True) -> bool:
     return unsigned and any(isinstance(leaf, int | float) and leaf < 0 for leaf in leaves)
 
 
-def _make_array(tensor: torch.Tensor) -> numpy.typing.NDArray[Any]:
-    """The values as NumPy computes with them: of short integers it would make short floats."""
-    array = tensor.detach().cpu().numpy()
-    return array.astype(numpy.int64) if array.dtype.kind in "iu" else array
+def _is_plain(arguments: Arguments) -> bool:
+    """Return whether all tensors are such as NumPy computes with in the way torch does, and their values tell."""
+    tensors = _list_tensors(arguments)
+    plain = (type(x) in _PLAIN and x.layout == torch.strided and not x.is_meta for x in tensors)
+    wide = (not x.is_floating_point() or x.dtype == torch.float64 for x in tensors)
+    few = sum(x.numel() for x in tensors) <= _MOST_ELEMENTS
+    return few and all(plain) and all(wide) and not _rests_on_convention(arguments)
 
 
 def has_derivative(operator: Operator) -> bool:

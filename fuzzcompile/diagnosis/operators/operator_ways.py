@@ -303,7 +303,10 @@ def describe_kernel_call(
 
     args, kwargs = pytree.tree_map(name_input, arguments)
     parts = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]
-    call = f"torch.ops.{operator}({', '.join(parts)})"
+    spelled = (
+        operator.replace("F.", "torch.nn.functional.", 1) if operator.startswith("F.") else f"torch.ops.{operator}"
+    )
+    call = f"{spelled}({', '.join(parts)})"
     return {
         "operator": operator, "call": call, "inputs": inputs, "differs_by": step, "wrong_in": wrong_in, "about": about,
     }  # fmt: skip

@@ -467,13 +467,19 @@ PROPAGATING = frozenset(POLYNOMIALS)
 """Those whose formula says what comes of NaN; of the others' NaN, torch's choice is a convention."""
 
 
-def apply_formula(operator: str, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The results of an operator's formula, None for one without an opinion; empty where it has none for the call."""
-    if operator not in FORMULAS:
+def apply_formula(
+    operator: str, arguments: Mapping[str, Any], table: Mapping[str, Formula] | None = None
+) -> tuple[Any, ...]:
+    """The results of an operator's formula, None for one without an opinion; empty where it has none for the call.
+
+    ``table`` has other formulas than those of operators.
+    """
+    table = FORMULAS if table is None else table
+    if operator not in table:
         return ()
     try:
         with np.errstate(all="ignore"):
-            given = FORMULAS[operator](FormulaCall(arguments))
+            given = table[operator](FormulaCall(arguments))
     except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError):
         return ()  # an overload that the formula is not made for
     return given if isinstance(given, tuple) else (given,)
