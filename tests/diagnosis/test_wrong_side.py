@@ -239,8 +239,8 @@ def judge_alone(write_case, fault: MendedFault) -> ReportJson:
         return triage(load_case(write_case(fault.write_program() + '\n\nPATH = "eager"\n')), CPU).to_json()
 
 
-@pytest.mark.parametrize("number", [171225, 175068, 188027])
-def test_formulas_and_differences_tell_faults_that_compiled_code_shares(write_case, number: int):
+@pytest.mark.parametrize("number", [171225, 175068, 183997, 184914, 188027])
+def test_definitions_and_differences_tell_faults_that_compiled_code_shares(write_case, number: int):
     fault = find_mended(number)
     report = judge_alone(write_case, fault)
     assert (report["verdict"], report["wrong"], report["confidence"]) == ("eager_wrong", "eager", "high")

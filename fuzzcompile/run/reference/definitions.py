@@ -81,7 +81,9 @@ def _normalize(call: FormulaCall) -> Any:
 
 
 def _reduce(losses: Array, reduction: str) -> Any:
-    return losses if reduction == "none" else {"mean": np.mean, "sum": np.sum}[reduction](losses)
+    if reduction == "none":
+        return losses
+    return losses.mean() if reduction == "mean" else losses.sum()
 
 
 def _loss(losses: Formula) -> Formula:
