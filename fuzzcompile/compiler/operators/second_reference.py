@@ -25,7 +25,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.functional_run import OperatorMode
-from fuzzcompile.compiler.operators.composed_functions import DefinedFunctions, DefinedCall, make_array
+from fuzzcompile.compiler.operators.composed_functions import DefinedCall, DefinedFunctions, make_array
 from fuzzcompile.compiler.operators.decompositions import find_decomposition, get_operator_family, leaves_unwritten
 from fuzzcompile.compiler.operators.operator_application import (
     Arguments,
