@@ -173,6 +173,11 @@ def replace_code(function: FunctionType, wrong: FunctionType) -> Iterator[None]:
         function.__code__ = code
 
 
+def _ldexp(kernel: Kernel, x: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
+    """As x times a power of 2, which overflows where the product does not."""
+    return x * torch.pow(2.0, exponent).to(x.dtype) if x.dtype is torch.float16 else kernel(x, exponent)
+
+
 def _sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """Zeros where there is nothing to compare queries and keys by; equal weights are right."""
     if query.shape[-1]:
@@ -246,6 +251,16 @@ FAULTS = (
             functools.partial(replace_code, getattr(functional, wrong.__name__[1:]), wrong),
         )
         for wrong, shape in ((_lp_pool1d, "1, 2, 8"), (_lp_pool2d, "1, 2, 4, 6"), (_lp_pool3d, "1, 2, 4, 2, 6"))
+    ),
+    MendedFault(
+        168357,
+        "by 2.13",
+        "composite",
+        "aten.ldexp.Tensor",
+        "float16, and a power of 2 beyond it",
+        "torch.ldexp(x, y)",
+        "torch.randn(8).mul(2.0**-10).half(); torch.tensor([20, 3] * 4)",
+        lambda: override(aten.ldexp.Tensor, "CPU", _ldexp),
     ),
     MendedFault(
         186566,

@@ -239,12 +239,27 @@ def judge_alone(write_case, fault: MendedFault) -> ReportJson:
         return triage(load_case(write_case(fault.write_program() + '\n\nPATH = "eager"\n')), CPU).to_json()
 
 
-@pytest.mark.parametrize("number", [171225, 175068, 183997, 184914, 188027])
-def test_definitions_and_differences_tell_faults_that_compiled_code_shares(write_case, number: int):
-    fault = find_mended(number)
+# Of the rank of a batch no other code has an opinion, and float64 does not call the change of softshrink a fault.
+UNTOLD = (187436, 186358)
+QUICKLY_TOLD = (171225, 175068, 183997, 184914, 188027)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, marks=() if fault.number in QUICKLY_TOLD else pytest.mark.slow)
+        for fault in MENDED
+        if fault.number not in UNTOLD
+    ],
+    ids=str,
+)
+def test_faults_that_torch_has_mended_are_named_in_eager_mode_alone(write_case, fault: MendedFault):
+    """Compiled code shares most of them."""
+    if fault.plant is None and not torch.__version__.startswith("2.13."):
+        pytest.skip("a fault of torch 2.13")
     report = judge_alone(write_case, fault)
     assert (report["verdict"], report["wrong"], report["confidence"]) == ("eager_wrong", "eager", "high")
-    assert report["culprit"]["rewrite"] == fault.operator.replace("_backward", "")
+    assert report["culprit"]["rewrite"] in (fault.operator, fault.operator.replace("_backward", ""))
 
 
 @pytest.mark.slow
