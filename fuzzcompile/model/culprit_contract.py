@@ -209,6 +209,11 @@ class WorkaroundJson(TypedDict, total=False):
     non_finite: str  # ``inf``, ``-inf`` or ``nan``, of the number beside it that is null for that
 
 
+def spell_operator(name: str) -> str:
+    """How Python calls an operator, or a function of ``torch.nn.functional``, which is named ``F.`` in reports."""
+    return f"torch.nn.functional.{name[2:]}" if name.startswith("F.") else f"torch.ops.{name}"
+
+
 def read_details(culprit: CulpritJson | None) -> DetailsJson:
     """Return the details of a culprit; empty without a culprit, or without details."""
     return (culprit or {}).get("details") or {}

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fuzzcompile.corpus.replay.replay_history import ReplayStatus, public
 from fuzzcompile.model.contract import EAGER, CauseJson, OutputJson
-from fuzzcompile.model.culprit_contract import read_details
+from fuzzcompile.model.culprit_contract import read_details, spell_operator
 from fuzzcompile.model.evidence import (
     ONLY_COMPILED,
     ONLY_EAGER,
@@ -390,7 +390,7 @@ def _claim(facts: IssueFacts, compiler: str) -> str:
     effect = describe_effect(facts)
     if facts.kernel and (facts.without_compiler or _is_kernel_wrong(facts)):
         on = f" on {_device(facts)}" if facts.device else ""
-        return f"`torch.ops.{facts.kernel.removesuffix('.default')}` {effect.does}{on}{effect.then}"
+        return f"`{spell_operator(facts.kernel.removesuffix('.default'))}` {effect.does}{on}{effect.then}"
     # An error of the compiler needs no "under torch.compile".
     bare = facts.without_compiler or facts.verdict in (Verdict.COMPILE_ERROR, Verdict.EAGER_WRONG)
     bare |= facts.target is not None

@@ -39,7 +39,7 @@ from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culp
 from fuzzcompile.diagnosis.attribution.steps import find_inputs, list_placeholders
 from fuzzcompile.diagnosis.oracle import rounding
 from fuzzcompile.diagnosis.stages.ways import Found, Pair, PartedStep, Way, iter_captured, prove_at_call, prove_in_turn
-from fuzzcompile.model.culprit_contract import AtenKernelJson, DetailsJson, KernelFault, KernelInputJson
+from fuzzcompile.model.culprit_contract import AtenKernelJson, DetailsJson, KernelFault, KernelInputJson, spell_operator
 from fuzzcompile.model.stages import DECOMPOSITION, DYNAMO, FAKE_TENSOR, FUNCTIONALIZATION, JOINT_GRAPH, LOWERING
 from fuzzcompile.model.thresholds import NOISE_SEEDS, OTHER_NUMBERS, ROUNDING_FACTOR, SEMANTIC_STEP
 from fuzzcompile.model.verdicts import ERRORS, HARMLESS, VALUES, Verdict
@@ -303,10 +303,7 @@ def describe_kernel_call(
 
     args, kwargs = pytree.tree_map(name_input, arguments)
     parts = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]
-    spelled = (
-        operator.replace("F.", "torch.nn.functional.", 1) if operator.startswith("F.") else f"torch.ops.{operator}"
-    )
-    call = f"{spelled}({', '.join(parts)})"
+    call = f"{spell_operator(operator)}({', '.join(parts)})"
     return {
         "operator": operator, "call": call, "inputs": inputs, "differs_by": step, "wrong_in": wrong_in, "about": about,
     }  # fmt: skip
