@@ -1,8 +1,9 @@
 """The judgement on eager mode alone (``PATH = "eager"``): a run held against a second reference, without any compile.
 
-Four faults show. A kernel, or a function composed of several, may contradict the other opinions on it in float64 already
-(`SecondReference`); or it is right there and wrong in the program's own dtype, by more than rounding explains; or it reads memory beside its
-arguments (`find_unsteady_kernel`); or the formula of its gradient is wrong (`iter_wrong_gradients`).
+Four faults show. A kernel, or a function composed of several, may contradict the other opinions on it in float64
+(`SecondReference`); or it is right there and wrong in the program's own dtype, by more than rounding explains; or it
+reads memory beside its arguments (`find_unsteady_kernel`); or the formula of its gradient is wrong
+(`iter_wrong_gradients`).
 
 The reference is float64, rounded once. What eager may be away from it is measured by perturbed runs, whose moves are
 taken from the reference and not from eager: a kernel's own error is in every run of eager, and would excuse itself.
