@@ -96,6 +96,15 @@ def _get_form(value: object) -> tuple[object, ...]:
     return (value.shape, value.stride(), value.storage_offset()) if isinstance(value, torch.Tensor) else ()
 
 
+# AOTAutograd's function that runs a graph forward and backward, to trace both as one.
+_JOINT_RUN = "joint_helper"
+
+
+def is_raised_while_differentiating(raised: Sequence[tuple[str, int, str]]) -> bool:
+    """Return whether frames of the compiler (file, line, function) are of the tracing of a joint graph."""
+    return any(function == _JOINT_RUN for _, _, function in raised)
+
+
 def find_undifferentiated(snapshot: Snapshot, inputs: Sequence[object]) -> Iterator[str]:
     """Yield the inputs that a graph, which was not differentiated, makes results of others in the graph of autograd."""
     with torch.enable_grad(), leave_transforms():

@@ -68,7 +68,10 @@ def _find_contradictions(divergence: Divergence) -> Iterator[Found]:
         said, given = captured.frame.analysis, (captured.record.snapshots[-1], captured.inputs)
         if said is None:
             continue
-        differentiated = not grad or captured.frame.find_record(JOINT_GRAPH, "joint") is not None
+        traced = captured.frame.find_record(JOINT_GRAPH, "joint") is not None
+        failure = divergence.trial.observation.failure
+        raised = failure is not None and aot_autograd.is_raised_while_differentiating(failure.raised)
+        differentiated = not grad or traced or raised
         shown: list[str] = []
         missed: list[str] = []
         with note_early_end(_RUN, "contradictions of AOTAutograd's analysis"):
