@@ -303,13 +303,13 @@ def _get_name(code: CodeType, offset: int) -> str:
 @functools.lru_cache(maxsize=4096)
 def _find_store(code: CodeType, offset: int) -> tuple[str, ...]:
     """The names by which the value is found that the instruction at an offset stores; empty if it stores none."""
-    before = [each for each in _list_instructions(code).values() if each.offset <= offset and each.opname != "CACHE"]
-    if not before or before[-1].offset != offset or before[-1].opname not in ("STORE_ATTR", "STORE_GLOBAL"):
+    if _get_name(code, offset) not in ("STORE_ATTR", "STORE_GLOBAL"):
         return ()
-    names = [before[-1].argval]
-    if before[-1].opname == "STORE_ATTR":
-        owners = (each for each in reversed(before[:-1]) if each.opname != "EXTENDED_ARG")
-        for owner in owners:
+    known = [each for each in _list_instructions(code).values() if each.opname not in ("CACHE", "EXTENDED_ARG")]
+    store, *before = reversed([each for each in known if each.offset <= offset])
+    names = [store.argval]
+    if store.opname == "STORE_ATTR":
+        for owner in before:
             if not owner.opname.startswith(("LOAD_ATTR", "LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")):
                 return ()
             names.append(owner.argval[-1] if isinstance(owner.argval, tuple) else owner.argval)

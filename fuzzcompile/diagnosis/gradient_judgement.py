@@ -120,13 +120,11 @@ def add_parts(made: CaseRuns) -> Mapping[str, torch.Tensor]:
     A backward pass is linear in its cotangent, whatever the forward pass does: at steps and kinks too, and beside a
     loss that is too large for differences. No gradients where a run raises.
     """
-    added: dict[str, torch.Tensor] = {}
-    for part in (0, 1):
-        observation, _ = runs.run_float64(made.case, made.device, part=part)
-        if observation.failure is not None:
-            return {}
-        found = {v.name: v.value for v in observation.values if v.kind == "gradient" and v.is_tensor}
-        added = {
-            name: value + added[name] if part else value for name, value in found.items() if name in added or not part
-        }
-    return added
+    parts = [runs.run_float64(made.case, made.device, part=part)[0] for part in (0, 1)]
+    if any(part.failure is not None for part in parts):
+        return {}
+    first, second = (
+        {value.name: value.value for value in part.values if value.kind == "gradient" and value.is_tensor}
+        for part in parts
+    )
+    return {name: gradient + second[name] for name, gradient in first.items() if name in second}

@@ -306,10 +306,10 @@ def _weigh_linearity(made: CaseRuns, compiled: Observation, names: Sequence[str]
     added, met = add_parts(made), list[bool]()
     ours, theirs = made.reference.index_by_name(), compiled.index_by_name()
     for name in names:
-        pair = [each.value for each in (ours.get(name), theirs.get(name)) if each is not None and each.is_tensor]
-        if name not in added or len(pair) < 2 or any(each.shape != added[name].shape for each in pair):
+        pair = _pair_gradients(ours, theirs, name)
+        if name not in added or pair is None or any(each.shape != added[name].shape for each in pair):
             continue
-        eager, other = map(widen, pair)
+        eager, other = pair
         parted, exact = rms(eager - other), widen(added[name])
         if parted and math.isfinite(parted) and rms(eager - exact) > MISSES * parted:
             met.append(rms(other - exact) < MEETS * parted)
@@ -333,14 +333,23 @@ def weigh_gradients(
     ours, theirs, told = eager.index_by_name(), other.index_by_name(), set[WrongSide]()
     gradients = [value.name for value in eager.values if value.kind == "gradient"]
     for name in gradients if names is None else names:
-        pair = ours.get(name), theirs.get(name)
-        tensors = [widen(each.value) for each in pair if each is not None and each.is_tensor]
-        leaf = leaves.get(name)
-        alike = leaf is not None and len(tensors) == len(pair) and all(each.shape == leaf.shape for each in tensors)
-        if leaf is not None and alike and leaf.numel():
-            side = _measure_gradient(made, name, leaf, *tensors)
+        pair, leaf = _pair_gradients(ours, theirs, name), leaves.get(name)
+        if leaf is None or pair is None or any(each.shape != leaf.shape for each in pair):
+            continue
+        if leaf.numel():
+            side = _measure_gradient(made, name, leaf, *pair)
             told |= set() if side is None else {side}
     return told.pop() if len(told) == 1 else "both" if told else None
+
+
+def _pair_gradients(
+    ours: Mapping[str, Value], theirs: Mapping[str, Value], name: str
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """A gradient on either side, widened; None where one has none."""
+    eager, other = ours.get(name), theirs.get(name)
+    if eager is None or other is None or not (eager.is_tensor and other.is_tensor):
+        return None
+    return widen(eager.value), widen(other.value)
 
 
 def _measure_gradient(
