@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import sys
@@ -44,6 +45,9 @@ def process_settings() -> None:
     compile_in_process()
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     drop_broken_kernels()
+    # As in a worker: torch's own objects, none of them garbage, were a fifth of the time when scanned after each compile.
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 10)
     os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
 
 
