@@ -17,6 +17,7 @@ import torch
 
 from fuzzcompile.compiler.functional_run import OperatorMode
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
+from fuzzcompile.compiler.operators.kernel_sizes import find_wrong_size
 from fuzzcompile.compiler.operators.second_reference import ContestedCall, NativeCheck, SecondReference, UnopposedCall
 from fuzzcompile.compiler.operators.surroundings import call_on_copies
 from fuzzcompile.diagnosis.attribution.culprit import Ablation, Attribution, Culprit, Workaround
@@ -439,9 +440,13 @@ def word_eager_fault(side: SideVerdict) -> Culprit:
         return Culprit.from_operator(ATEN, None, confidence="low")
     name, opinion = str(call.operator), call.opinion
     faults: dict[str, KernelFault] = {"differences": "gradient", "float64": "dtype"}
-    about = "layout" if opinion.by_layout else faults.get(opinion.by, "values")
+    wrong = None if opinion.by_layout else find_wrong_size(call)
+    otherwise: KernelFault = "values" if wrong is None else "size"
+    about = "layout" if opinion.by_layout else faults.get(opinion.by, otherwise)
     kernel = describe_kernel_call(name, call.arguments, opinion.step, "eager", about=about)
     if opinion.by_layout:
         kernel["misreads"] = call.misread
+    if wrong is not None:
+        kernel["size"], kernel["right_sizes"] = wrong.size, wrong.right
     details: DetailsJson = {"kind": "values", "aten_kernel": kernel}
     return Culprit.from_operator(ATEN, name, step=opinion.step, necessary=side.proved or None, details=details)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NotRequired, TypedDict
 
-KernelFault = Literal["layout", "dtype", "values", "gradient"]
+KernelFault = Literal["layout", "dtype", "values", "gradient", "size"]
 
 
 class MatchedLineJson(TypedDict):
@@ -40,8 +40,11 @@ class AtenKernelJson(TypedDict):
     call: str  # the call as Python, with the tensors as ``inputs[i]``
     inputs: list[KernelInputJson]  # those tensors
     differs_by: float | None  # the largest difference, in units of the result's size
-    # ``layout``: right on contiguous copies; ``gradient``: not of its values; ``values``
+    # ``layout``: right on contiguous copies; ``gradient``: not of its values; ``dtype``: right in float64; ``size``:
+    # right for the same values in other sizes; ``values``
     about: NotRequired[KernelFault]
+    size: NotRequired[int]  # of a fault of size, that of the dimensions with which the kernel is wrong
+    right_sizes: NotRequired[list[int]]  # those with which it is right
     misreads: NotRequired[list[str]]  # of a fault of layout, the arguments whose contiguous copies repair it
     wrong_in: str  # the side that hands it such operands: ``eager`` or ``compiled``
 

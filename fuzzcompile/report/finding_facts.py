@@ -163,6 +163,9 @@ class IssueFacts:
         # In float64 it is right on these values; the dtypes of its arguments.
         self.by_dtype = kernel is not None and kernel.get("about") == "dtype"
         self.dtypes = list(dict.fromkeys(each["dtype"] for each in kernel["inputs"])) if kernel is not None else []
+        # The size of its dimensions with which it is wrong, and those with which it is right on the same values.
+        self.wrong_size = None if kernel is None else kernel.get("size")
+        self.right_sizes: Sequence[int] = () if kernel is None else kernel.get("right_sizes", ())
         # The arguments whose layout it misreads.
         self.misreads: Sequence[str] = () if kernel is None else kernel.get("misreads", ())
         self.outputs: Sequence[OutputJson] = evidence.get("outputs") or ()

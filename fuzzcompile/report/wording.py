@@ -133,7 +133,8 @@ def describe_effect(facts: IssueFacts) -> Effect:
         misread = [f"`{name}`" for name in facts.misreads]
         which = f"a non-contiguous {' and '.join(misread)}" if misread else "inputs that are not contiguous"
         of_dtype = f" for {' and '.join(facts.dtypes)}" if facts.by_dtype and facts.dtypes else ""
-        return Effect(does, f" for {which}" if facts.by_layout else f"{of_dtype} in eager mode")
+        of_size = "" if facts.wrong_size is None else f" for a dimension of size {facts.wrong_size}"
+        return Effect(does, f" for {which}" if facts.by_layout else f"{of_dtype or of_size} in eager mode")
     if facts.promise is not None and facts.promise.startswith("fallback_random"):
         return Effect("draws other random numbers than eager", " with `fallback_random = True`")
     if written := _written(facts):

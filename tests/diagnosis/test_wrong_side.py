@@ -153,6 +153,24 @@ def test_a_kernel_that_is_wrong_on_one_layout_alone_is_told_as_such(judged):
     assert "x = x.contiguous()" in report["workaround"]["how"] and report["workaround"]["verified"]
 
 
+@pytest.mark.parametrize(
+    ("only", "size"),
+    [
+        pytest.param(lambda x: x.shape[-1] % 2, (5, [6]), id="a tail of a vector"),
+        pytest.param(lambda x: x.numel() > 16, (8, [4]), id="a large one"),
+        pytest.param(lambda x: bool((x > 0.5).any()), None, id="values"),
+    ],
+)
+def test_a_kernel_that_is_wrong_on_one_size_alone_is_told_as_such(judged, only, size):
+    shape = (4, 5) if size and size[0] == 5 else (4, 8)
+    with eager_fault(aten.tanh.default, scaled, only=only):
+        report = judged("torch.tanh(x)", shape=shape)
+    kernel = report["culprit"]["details"]["aten_kernel"]
+    assert report["verdict"] == "eager_wrong"
+    assert kernel["about"] == ("size" if size else "values")
+    assert size is None or (kernel["size"], kernel["right_sizes"]) == size
+
+
 @pytest.mark.slow
 def test_both_sides_may_be_wrong(judged):
     with eager_fault(aten.tanh.default, scaled), compiler_fault(aten.exp.default):

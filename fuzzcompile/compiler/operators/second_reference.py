@@ -68,6 +68,8 @@ _MOST_ELEMENTS = 2**22
 _MOVING = ("convert_element_type", "broadcast_in_dim", "clone", "copy_to", "_to_copy", "copy_", "empty_strided")
 # A subclass of a tensor may compute in its own way.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+# What a call on other operands than the program's may raise, which says nothing of the kernel.
+NO_ANSWER = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AttributeError)
 # Contested calls that are kept, with their arguments.
 _MOST_CONTESTED = 20
 
@@ -220,7 +222,7 @@ class SecondReference(Float64Mode):  # type: ignore[no-untyped-call]
         own = list_computed(func, result, (args, kwargs))
         try:
             parted = _find_parted_opinion(func, before, own)
-        except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AttributeError):
+        except NO_ANSWER:
             self._leave_alone(number, func, own)  # an operator that cannot be called on copies shows nothing
             return result
         if parted is None:
@@ -374,11 +376,14 @@ def compute_otherwise(func: Operator, arguments: Arguments) -> list[torch.Tensor
 
     The call runs in float64, on copies; a None among the values has no opinion.
     """
-    given = _widen(arguments)
-    before = copy_tree(given)
-    own = list_computed(func, func(*given[0], **given[1]), given)
-    parted = _find_parted_opinion(func, before, own)
+    parted = find_opinion(func, _widen(arguments))
     return list(parted.values) if isinstance(parted, PartedOpinion) else None
+
+
+def find_opinion(func: Operator, given: Arguments) -> PartedOpinion | UnopposedCall | None:
+    """The opinion that parts with what the kernel computes; None if they agree. The call writes to its arguments."""
+    before = copy_tree(given)
+    return _find_parted_opinion(func, before, list_computed(func, func(*given[0], **given[1]), given))
 
 
 def _is_independent(called: Sequence[Operator]) -> bool:
