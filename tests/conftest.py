@@ -45,7 +45,7 @@ def process_settings() -> None:
     compile_in_process()
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     drop_broken_kernels()
-    # As in a worker: torch's own objects, none of them garbage, were a fifth of the time when scanned after each compile.
+    # As in a worker: scanning torch's own objects after each compile, none of them garbage, was a fifth of it.
     gc.freeze()
     gc.set_threshold(100_000, 50, 10)
     os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
