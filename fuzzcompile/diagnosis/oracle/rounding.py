@@ -91,21 +91,24 @@ def find_drift(
         rms  = √(mean e²) / √(mean r²)    the relative error in the 2-norm
 
     The compiled run drifts if either exceeds what eager and the perturbed runs show, which have the same correlated
-    rounding (that of a common divisor, for instance).
+    rounding (that of a common divisor, for instance). Of subnormal numbers neither tells anything.
     """
     runs = (reference, eager, compiled, *noisy)
     bulk = _find_bulk_limit(runs)
     if bulk is None:
         return None
-    weight, products, squares = 0.0, *torch.zeros(2, len(runs) - 1, dtype=torch.float64)
+    weight, count, products, squares = 0.0, 0, *torch.zeros(2, len(runs) - 1, dtype=torch.float64)
     for exact, errors in _iter_usable(runs):
         kept = errors[1].abs() <= bulk
         held, off = exact[kept], torch.stack([error[kept] for error in errors])
-        weight += float(held.square().sum())
+        weight, count = weight + float(held.square().sum()), count + held.numel()
         products += (off * held).sum(1)
         squares += off.square().sum(1)
     if weight == 0.0 or not all(map(math.isfinite, (weight, *products, *squares))):
         return None  # the squares of the numbers underflow or overflow
+    # Shorter floats are computed with as float32, of whose subnormal results processors may make zeros.
+    if math.sqrt(weight / count) < min(torch.finfo(dtype).smallest_normal for dtype in (eager.dtype, torch.float32)):
+        return None
     eps, least = torch.finfo(eager.dtype).eps, factor / thresholds.ROUNDING_FACTOR
     rtol, _ = metrics.DEFAULT_TOLERANCE.get(eager.dtype, (0.0, 0.0))
     own, measured, *noise = (products.abs() / weight).tolist()

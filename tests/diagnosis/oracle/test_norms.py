@@ -86,6 +86,15 @@ def test_few_elements_and_odd_ones_say_nothing():
     assert rounding.find_drift(zero.float(), zero.float() + 1, zero, []) is None
 
 
+@pytest.mark.parametrize(
+    ("dtype", "size", "told"), [("float32", 1e-40, False), ("float32", 1e-36, True), ("float16", 1e-5, True)]
+)
+def test_subnormal_results_say_nothing(dtype: str, size: float, told: bool):
+    exact = (normal(40, 40) * size).to(getattr(torch, dtype)).double()
+    eager = exact.to(getattr(torch, dtype))
+    assert (rounding.find_drift(eager, eager * 1.25, exact, []) is not None) is told
+
+
 def test_complex_values_have_norms():
     exact = torch.complex(normal(40, 40), normal(40, 40, seed=1))
     eager = exact.to(torch.complex64)
