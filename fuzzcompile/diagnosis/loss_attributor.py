@@ -126,7 +126,9 @@ def _keep_trial(change: str, trial: Trial) -> LossTrial:
         for label in dict.fromkeys(ledger.offered)
     )
     nodes = ((each, name, each.find_node(name)) for each in ledger.lowered for name in each.labels)
-    able = (LoweredStep(each, (name,)).name for each, name, node in nodes if node is not None and can_fall_back(node))
+    able = (
+        LoweredStep(each, (name,)).name for each, name, node in nodes if node is not None and can_fall_back(each, node)
+    )
     kernels = ((each, kernel) for each in ledger.lowered for kernel in each.kernels if not kernel.extern)
     steps = (LoweredStep(each, kernel.nodes, kernel) for each, kernel in kernels)
     written = (name for step in steps if step.kernel for name in step.list_code_operators(*step.kernel.writes))

@@ -14,6 +14,7 @@ import torch
 from fuzzcompile.compiler.kernels.kernel_loops import compute_in_scalars
 from fuzzcompile.compiler.kernels.lowering_control import (
     Control,
+    find_call,
     find_computing,
     is_chosen,
     label_operators,
@@ -264,14 +265,24 @@ def wrap_call_function(
 ) -> object:
     """Have ATen compute the operators that are to fall back, on tensors laid out as the graph says."""
     lowered, node = watch.find_lowered(graph), getattr(graph, "current_node", None)
-    if lowered is None or node is None or not should_fall_back(watch.control, lowered, node):
+    computing = find_computing(target)
+    if lowered is None or node is None or computing is None:
+        return call()
+    caller = _find_caller(graph, node)
+    if caller is None or not should_fall_back(watch.control, lowered, caller):
         return call()
     from torch._inductor.lowering import constrain_to_fx_strides, fallback_handler
 
     args, kwargs = constrain_to_fx_strides(node, *args, **kwargs)  # type: ignore[no-untyped-call]
-    computing = find_computing(target)
     handler = cast(Function, fallback_handler(computing, add_to_fallback_set=False))  # type: ignore[no-untyped-call]
     return handler(*args, **kwargs)
+
+
+def _find_caller(graph: Any, node: fx.Node) -> fx.Node | None:
+    """The node of the graph that makes a call: it may be in the body of one; None where it is in none of those."""
+    if node.graph is graph.module.graph:
+        return node
+    return next((each for each in graph.module.graph.nodes if find_call(each) is node), None)
 
 
 @_with_call

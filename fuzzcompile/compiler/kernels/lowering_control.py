@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import fx
 
-from fuzzcompile.compiler.operators.decompositions import is_view
+from fuzzcompile.compiler.operators.decompositions import find_operator, is_view
 from fuzzcompile.compiler.watch.ledger import LoweredGraph, is_lowering_handler
 from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
 
@@ -21,10 +20,20 @@ def label_operators(graph: fx.Graph, direction: str) -> dict[str, str]:
     labels = {}
     for node in graph.nodes:
         if node.op == "call_function":
-            label = f"{direction}:{get_operator_name(node.target)}@{find_location([node]) or '?'}"
+            label = f"{direction}:{get_operator_name(find_call(node).target)}@{find_location([node]) or '?'}"
             seen[label] += 1
             labels[node.name] = f"{label}#{seen[label]}"
     return labels
+
+
+def find_call(node: fx.Node) -> fx.Node:
+    """The call that a node makes: of one that waits for others by ``control_deps``, the call in its body."""
+    body = node.args[1] if getattr(node.target, "__name__", "") == "control_deps" and len(node.args) > 1 else None
+    owner = node.graph.owning_module
+    if not isinstance(body, fx.Node) or owner is None or not hasattr(owner, str(body.target)):
+        return node
+    calls = [each for each in getattr(owner, str(body.target)).graph.nodes if each.op == "call_function"]
+    return calls[0] if len(calls) == 1 else node
 
 
 def parse_operator(label: str) -> str:
@@ -39,11 +48,13 @@ def get_operator_name(target: object) -> str:
     return str(target) if isinstance(target, torch._ops.OpOverload) else str(getattr(target, "__name__", target))
 
 
-def can_fall_back(node: fx.Node) -> bool:
+def can_fall_back(lowered: LoweredGraph, node: fx.Node) -> bool:
     """Return whether ATen can compute the node instead of its lowering, a view as a copy: no write to an argument."""
-    if node.op != "call_function" or find_computing(node.target) is None:
+    target: object = node.target
+    if not isinstance(target, torch._ops.OpOverload):  # its body calls an operator
+        target = find_operator(parse_operator(lowered.labels.get(node.name, "")))
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or find_computing(target) is None:
         return False
-    target = cast("torch._ops.OpOverload", node.target)
     # ATen has none for sizes that are symbols, and what makes constants has nothing to compute.
     if torch.Tag.nondeterministic_seeded in target.tags and not node.all_input_nodes:
         return True
@@ -117,4 +128,4 @@ def should_fall_back(control: Control, lowered: LoweredGraph, node: fx.Node) -> 
     chosen = is_chosen(control.fallbacks, label)
     if control.lowered is not None:
         chosen = chosen or not is_chosen(control.lowered, label)
-    return chosen and can_fall_back(node)
+    return chosen and can_fall_back(lowered, node)

@@ -440,7 +440,7 @@ def _prove_earlier(ablator: Ablator, failure: LoweredStep, node: fx.Node) -> Att
         for each in new:
             if label := failure.lowered.labels.get(each.name):
                 before.setdefault(parse_operator(label), each)
-    names = [name for name, each in before.items() if can_fall_back(each) and not is_view(each.target)]
+    names = [name for name, each in before.items() if can_fall_back(failure.lowered, each) and not is_view(each.target)]
     named, _ = bisect_candidates(ablator, names, with_aten)
     if named is None:
         return None

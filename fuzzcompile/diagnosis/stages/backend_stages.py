@@ -11,7 +11,13 @@ from typing import Literal
 from fuzzcompile.compiler.compile_changes import CompileChange, InductorSettings, Lowered, ProgramsInOrder
 from fuzzcompile.compiler.graph_replay import list_drawing_nodes
 from fuzzcompile.compiler.kernels.kernel_loops import check_dependences, find_definition
-from fuzzcompile.compiler.kernels.lowering_control import Control, can_fall_back, find_lowering_source, parse_operator
+from fuzzcompile.compiler.kernels.lowering_control import (
+    Control,
+    can_fall_back,
+    find_lowering_source,
+    get_operator_name,
+    parse_operator,
+)
 from fuzzcompile.compiler.operators.decompositions import find_operator, get_operator_family, is_view
 from fuzzcompile.compiler.operators.operator_application import find_fake_function
 from fuzzcompile.compiler.session import get_effective_setting
@@ -120,7 +126,7 @@ def _prove_operators(ablator: Ablator, wrong: list[LoweredStep]) -> Attribution 
     chosen: dict[str, LoweredStep] = {}
     for operator in wrong:
         node = operator.lowered.find_node(operator.nodes[-1])
-        can_do_without = node is not None and can_fall_back(node)
+        can_do_without = node is not None and can_fall_back(operator.lowered, node)
         if operator.name not in chosen and len(chosen) < _MAX_OPERATORS and can_do_without:
             chosen[operator.name] = operator
             if ablator.attempt_under(proofs.with_aten(list(chosen)))[1]:
@@ -181,7 +187,7 @@ def prove_any_lowering(ablator: Ablator) -> Attribution | None:
         for name in lowered.labels:
             node, step = lowered.find_node(name), LoweredStep(lowered, (name,))
             # A copy of a view parts what was fused, too.
-            if node is not None and can_fall_back(node) and not is_view(node.target):
+            if node is not None and can_fall_back(lowered, node) and not is_view(node.target):
                 steps.setdefault(step.name, step)
     named, _ = proofs.bisect_candidates(ablator, list(steps), proofs.with_aten)
     if named is None:
@@ -209,7 +215,11 @@ def prove_output_strides(ablator: Ablator) -> Attribution | None:
 
 def _make_operator_culprit(wrong: LoweredStep, *, necessary: bool | None = None) -> Culprit:
     node = wrong.lowered.find_node(wrong.nodes[-1])
-    named = CodeSource(wrong.name, *(find_lowering_source(node.target) if node is not None else ()))
+    # Of an operator in the body of another node, the lowering of that node is at fault.
+    name, place = (
+        (wrong.name, ()) if node is None else (get_operator_name(node.target), find_lowering_source(node.target))
+    )
+    named = CodeSource(name, *place)
     return wrong.make_culprit(LOWERING, named, necessary=necessary, details={"shown_in_float64": wrong.exact})
 
 
@@ -372,7 +382,7 @@ def _prove_scalar(ablator: Ablator, wrong: LoweredStep, single: LoweredStep | No
     repaired = ablator.attempt_under(proofs.with_aten(names))[1] if names else False
     if not operators:  # nothing is computed: the lowering says which elements are copied, or it got other memory
         node = at.lowered.find_node(at.nodes[-1]) if at.nodes else None
-        if repaired or (node is not None and (is_view(node.target) or not can_fall_back(node))):
+        if repaired or (node is not None and (is_view(node.target) or not can_fall_back(at.lowered, node))):
             operator = _make_operator_culprit(at, necessary=repaired or None)
             return Attribution(operator) if repaired else _doubt(operator)
         return Attribution(wrong.make_culprit(RUNTIME, CodeSource(KERNEL_CALL), KERNEL_CALL, confidence="low"))

@@ -286,3 +286,28 @@ def test_overloads_that_share_a_wrong_decomposition_are_kept_whole_together(tmp_
     assert culprit.necessary is True
     both = "aten.upsample_bilinear2d.vec, aten.upsample_bilinear2d.default"
     assert any(both in each.toggle and each.repairs for each in attribution.ablations)
+
+
+# Draws that are kept in order are lowered in a body of their own, on memory that lies otherwise than the graph says.
+DRAWN_IN_ORDER = """
+import torch
+
+def program(x):
+    drawn = x.transpose(-1, -2).cauchy_()
+    drawn.clamp_(-9, 9)
+    x.normal_()
+    return drawn
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(1, 2, 2),)
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="later ones may have it right")
+def test_the_lowering_of_a_node_with_a_body_is_proved_by_the_operator_in_it(write_case):
+    report = triage(load_case(write_case(DRAWN_IN_ORDER)), CPU).to_json()
+    assert (report["verdict"], report["confidence"]) == ("miscompile", "high")
+    assert (report["culprit"]["stage"], report["culprit"]["rewrite"]) == ("lowering", "control_deps")
+    assert report["culprit"]["necessary"]
+    assert "ATen computes aten.normal_functional.default" in [each["toggle"] for each in report["ablations"]]
