@@ -11,13 +11,7 @@ from typing import Literal
 from fuzzcompile.compiler.compile_changes import CompileChange, InductorSettings, Lowered, ProgramsInOrder
 from fuzzcompile.compiler.graph_replay import list_drawing_nodes
 from fuzzcompile.compiler.kernels.kernel_loops import check_dependences, find_definition
-from fuzzcompile.compiler.kernels.lowering_control import (
-    Control,
-    can_fall_back,
-    find_lowering_source,
-    get_operator_name,
-    parse_operator,
-)
+from fuzzcompile.compiler.kernels.lowering_control import Control, can_fall_back, find_lowering_source, parse_operator
 from fuzzcompile.compiler.operators.decompositions import find_operator, get_operator_family, is_view
 from fuzzcompile.compiler.operators.operator_application import find_fake_function
 from fuzzcompile.compiler.session import get_effective_setting
@@ -111,7 +105,7 @@ def _iter_operators(divergence: Divergence) -> Iterator[LoweredStep]:
     if error is not None:  # a wrong index, say, that a kernel stumbled over
         yield from (each for each in wrong if each.exact)
         return
-    if divergence.experiments.runs.promises_eager_numbers:
+    if divergence.experiments.runs.draws and divergence.trial.sampled is None:
         drawing = ((look.lowered, node.name) for look in graphs for node in list_drawing_nodes(look.lowered.snapshot))
         yield from (LoweredStep(lowered, (name,), step=0.0) for lowered, name in drawing if name in lowered.labels)
     yield from wrong
@@ -215,11 +209,8 @@ def prove_output_strides(ablator: Ablator) -> Attribution | None:
 
 def _make_operator_culprit(wrong: LoweredStep, *, necessary: bool | None = None) -> Culprit:
     node = wrong.lowered.find_node(wrong.nodes[-1])
-    # Of an operator in the body of another node, the lowering of that node is at fault.
-    name, place = (
-        (wrong.name, ()) if node is None else (get_operator_name(node.target), find_lowering_source(node.target))
-    )
-    named = CodeSource(name, *place)
+    target = find_operator(wrong.name) or (node.target if node is not None else None)  # it may be in the node's body
+    named = CodeSource(wrong.name, *(find_lowering_source(target) if target is not None else ()))
     return wrong.make_culprit(LOWERING, named, necessary=necessary, details={"shown_in_float64": wrong.exact})
 
 
