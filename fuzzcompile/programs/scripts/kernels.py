@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -185,12 +186,12 @@ def _name_operator(call: AtenCall) -> str:
 def _write_arguments(call: AtenCall, *, drawn: bool) -> tuple[list[str], list[str], str]:
     """The lines that make the tensors of a call, its arguments, and its keyword arguments with a comma before each."""
     named = name_arguments(call.operator, (tuple(call.args), {}))
-    lines: list[str] = []
+    made: dict[str, list[str]] = {}  # the tensors of each expression
 
     def write(name: str, value: object) -> str:
         if isinstance(value, torch.Tensor):
             variable = _name_variable(name)
-            lines.append(f"{variable} = {_expression(variable, value, drawn=drawn)}")
+            made.setdefault(_expression(variable, value, drawn=drawn), []).append(variable)
             return variable
         if isinstance(value, list | tuple):
             return f"[{', '.join(write(f'{name}{number}', part) for number, part in enumerate(value))}]"
@@ -198,7 +199,15 @@ def _write_arguments(call: AtenCall, *, drawn: bool) -> tuple[list[str], list[st
 
     arguments = [write(name, value) for name, value in named.items()]
     kwargs = "".join([f", {key}={write(key, value)}" for key, value in call.kwargs.items()])
-    return lines, arguments, kwargs
+    return [line for each in made.items() for line in _assign(*each)], arguments, kwargs
+
+
+def _assign(expression: str, variables: Sequence[str]) -> list[str]:
+    """The lines that make tensors of one expression: those that are drawn are the parts of one, in one line."""
+    drawn = re.fullmatch(r"(torch\.randn?)\((\d.*\))", expression)
+    if drawn is None or len(variables) < 2 or drawn[2].count(")") > 1:
+        return [f"{variable} = {expression}" for variable in variables]
+    return [f"{', '.join(variables)} = {drawn[1]}({len(variables)}, {drawn[2]}"]
 
 
 def _expression(name: str, tensor: torch.Tensor, *, drawn: bool) -> str:
