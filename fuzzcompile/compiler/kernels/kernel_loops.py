@@ -80,7 +80,7 @@ def compute_in_scalars(name: str, scalar: Callable[..., str]) -> Callable[..., s
             CppCSEVariable(arg, ValueRanges.unknown(), next(known, None)) if isinstance(arg, str) else arg
             for arg in args
         ]
-        return scalar(*typed)
+        return _write_in_line(scalar, typed)
 
     # Under this name the result is taken for a mask.
     element.__name__ = "isnan" if name in _COMPARES else name
@@ -92,6 +92,27 @@ def compute_in_scalars(name: str, scalar: Callable[..., str]) -> Callable[..., s
 
     function.__name__ = name
     return function
+
+
+def _write_in_line(scalar: Callable[..., object], arguments: Sequence[object]) -> str:
+    """The text of an operator of C++ code; those that it is composed of stand in it, not in variables before the loop."""
+    from torch._inductor.codegen import cpp
+    from torch._inductor.codegen.cpp_utils import CppCSEVariable
+    from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
+    from torch._inductor.ops_handler import DefaultHandler
+    from torch._inductor.virtualized import OpsValue, V
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    results = DtypePropagationOpsHandler()
+
+    class InLine(DefaultHandler):
+        def _default(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+            text = getattr(cpp.CppOverrides, name)(*args, **kwargs)
+            return CppCSEVariable(f"({text})", ValueRanges.unknown(), getattr(results, name)(*args, **kwargs))
+
+    with V.set_ops_handler(InLine()):
+        written = scalar(*arguments)
+    return str(written.value if isinstance(written, OpsValue) else written)
 
 
 def find_definition(place: str) -> tuple[str | None, int | None]:
