@@ -95,7 +95,7 @@ def compute_in_scalars(name: str, scalar: Callable[..., str]) -> Callable[..., s
 
 
 def _write_in_line(scalar: Callable[..., object], arguments: Sequence[object]) -> str:
-    """The text of an operator of C++ code; those that it is composed of stand in it, not in variables before the loop."""
+    """The text of an operator of C++ code; what it is composed of stands in it, not in variables before the loop."""
     from torch._inductor.codegen import cpp
     from torch._inductor.codegen.cpp_utils import CppCSEVariable
     from torch._inductor.dtype_propagation import DtypePropagationOpsHandler

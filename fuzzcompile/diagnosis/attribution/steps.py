@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -454,6 +454,7 @@ def _moves_by_writes(before: Snapshot, after: Snapshot, inputs: Sequence[object]
     apart = [graph for graph in map(keep_writes_apart, (before, after)) if graph is not None]
     if len(apart) < 2:
         return False
-    former, latter = (replay_graph(graph, inputs, double=True) for graph in apart)
+    # What is copied into inputs is among the results; what else is written to them is what is asked about.
+    former, latter = (replace(replay_graph(graph, inputs, double=True), inputs=[]) for graph in apart)
     change = measure_change(former, latter)
     return change is not None and change <= SEMANTIC_STEP

@@ -121,6 +121,8 @@ def _prove_operators(ablator: Ablator, wrong: list[LoweredStep]) -> Attribution 
     for operator in wrong:
         node = operator.lowered.find_node(operator.nodes[-1])
         can_do_without = node is not None and can_fall_back(operator.lowered, node)
+        if ablator.verdict is Verdict.ALIASING and node is not None and is_view(node.target):
+            continue  # a copy shares nothing, whatever made the memory
         if operator.name not in chosen and len(chosen) < _MAX_OPERATORS and can_do_without:
             chosen[operator.name] = operator
             if ablator.attempt_under(proofs.with_aten(list(chosen)))[1]:
@@ -183,7 +185,9 @@ def prove_any_lowering(ablator: Ablator) -> Attribution | None:
             # A copy of a view parts what was fused, too.
             if node is not None and can_fall_back(lowered, node) and not is_view(node.target):
                 steps.setdefault(step.name, step)
-    named, _ = proofs.bisect_candidates(ablator, list(steps), proofs.with_aten)
+    # What makes the memory that results share is nearer to them than what it is fused with.
+    names = list(reversed(steps) if ablator.verdict is Verdict.ALIASING else steps)
+    named, _ = proofs.bisect_candidates(ablator, names, proofs.with_aten)
     if named is None:
         return None
     in_code = _prove_in_scalars(ablator, steps[named])

@@ -19,6 +19,7 @@ from fuzzcompile.diagnosis.stages.instruction_ways import prove_instruction
 from fuzzcompile.diagnosis.stages.own_settings import prove_own_setting
 from fuzzcompile.diagnosis.stages.ways import SideBySide, Stage, Way, doubt, prove_without
 from fuzzcompile.model import stages
+from fuzzcompile.model.verdicts import Verdict
 
 # Stages whose input is run beside what they make of it, each way in the order of looking.
 _LOST, _OPERATORS, _KERNELS = operators.LOST_CHECKS, operators.OPERATORS, operators.KERNELS
@@ -103,6 +104,14 @@ def _prove_first(way: Way, *, proves_values: bool = False) -> Prove:
     return prove
 
 
+def _prove_marking_rewrite(ablator: Ablator) -> Attribution | None:
+    """The rewrite that marks nodes for what is at fault later; the lowering, where that shares memory it should not."""
+    named = prove_marking_rewrite(ablator)
+    if named is None or ablator.verdict is not Verdict.ALIASING:
+        return named
+    return backend_stages.prove_any_lowering(ablator) or named
+
+
 # Tuned: what is cheap to look at and rarely wrong comes first. A compile is spent on a suspect only after everything
 # above it in the table has named nothing.
 ORDER: tuple[SearchStep, ...] = (
@@ -140,7 +149,7 @@ ORDER: tuple[SearchStep, ...] = (
     SearchStep(Shows.IN_CODE, backend_stages.prove_vectors),
     SearchStep(Shows.UNPROVED, partial(prove_rewrites, ground=Ground.SHARED_MEMORY)),
     SearchStep(Shows.UNPROVED, prove_own_setting),
-    SearchStep(Shows.UNPROVED, prove_marking_rewrite),
+    SearchStep(Shows.UNPROVED, _prove_marking_rewrite),
     SearchStep(Shows.UNSUSPECTED, backend_stages.prove_any_lowering),
 )
 # The backends of PyTorch's ladder, each of which adds a part of the compiler, and the stage at fault if it is the first

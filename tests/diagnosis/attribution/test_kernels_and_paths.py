@@ -311,3 +311,52 @@ def test_a_draw_on_memory_that_lies_otherwise_is_proved_by_having_aten_draw(writ
     assert (report["verdict"], report["confidence"]) == ("miscompile", "high")
     assert (report["culprit"]["stage"], report["culprit"]["rewrite"]) == ("lowering", "aten.normal_functional.default")
     assert report["culprit"]["necessary"]
+
+
+# What is put together takes a part's place in the whole for the part itself, which is returned beside it.
+JOINED_PART = """
+import torch
+
+def program(x, y):
+    a = torch.fliplr(y)
+    part = torch.diagonal_scatter(a, a.diagonal(0, -2, -1).flip(-1), 0, -2, -1)
+    beside = part.unsqueeze(-1)
+    return torch.cat([{}], -1), beside
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(2, 2, 2), torch.randn(2, 2, 2))
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="later ones may have it right")
+@pytest.mark.parametrize("joined", ["a, part", "part, x"])
+def test_memory_shared_in_generated_code_is_not_blamed_on_a_view_or_an_order_of_nodes(write_case, joined: str):
+    report = triage(load_case(write_case(JOINED_PART.format(joined))), CPU).to_json()
+    assert report["verdict"] == "aliasing"
+    assert (report["culprit"]["rewrite"], report["culprit"]["necessary"]) == ("aten.cat.default", True)
+
+
+# A result is made in an input's memory, which is then written to, or copied to itself.
+MADE_IN_AN_INPUT = """
+import torch
+
+def program(x, places, values):
+    added = torch.index_add(x, -1, places, values)
+    {}
+    return added.movedim(0, -1)
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(1, 1, 2), torch.randint(2, (2,)), torch.randn(1, 1, 2))
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="later ones may have it right")
+@pytest.mark.parametrize(
+    ("write", "verdict"), [("x.mul_(2)", "miscompile"), pytest.param("x[..., :2] = added", "aliasing", id="assigned")]
+)
+def test_a_result_made_in_an_inputs_memory_is_one_bug_in_whatever_way_it_shows(write_case, write: str, verdict: str):
+    report = triage(load_case(write_case(MADE_IN_AN_INPUT.format(write))), CPU).to_json()
+    assert report["verdict"] == verdict
+    assert report["signature"].endswith("reinplace.py:reinplace_inplaceable_ops:sharing")
