@@ -13,7 +13,7 @@ from typing import Any, Self, TypedDict, TypeVar, Unpack
 import torch
 from torch import fx
 
-from fuzzcompile.compiler.compile_changes import CAPTURE_ONLY, Backend, CompileChange, GraphBreak, Veto
+from fuzzcompile.compiler.compile_changes import CAPTURE_ONLY, TRACE_ONLY, Backend, CompileChange, GraphBreak, Veto
 from fuzzcompile.compiler.graph_text import diff_graphs, find_changed_nodes, list_user_lines
 from fuzzcompile.compiler.kernels.kernel_loops import find_definition
 from fuzzcompile.compiler.operators.decompositions import get_operator_family, is_mutating
@@ -442,7 +442,7 @@ class Ablator(Divergence):
             if failing in ERRORS:
                 broken = any(isinstance(change, GraphBreak | Backend) for change in trial.how.changes)
                 besides = verdict is Verdict.METADATA or (verdict is Verdict.ALIASING and not broken)
-                return besides or (verdict.kind == "values" and self._is_wrong_as_captured(trial))
+                return besides or (verdict.kind == "values" and self._is_wrong_before_inductor(trial))
             if verdict is Verdict.METADATA:  # what shares memory otherwise would be the verdict
                 return failing is Verdict.ALIASING or failing.kind == "values"
             parted = verdict is Verdict.ALIASING and any(change.parts_memory for change in trial.how.changes)
@@ -455,18 +455,24 @@ class Ablator(Divergence):
         vetoed = (change.names for change in trial.how.changes if isinstance(change, Veto))
         return failed is not None and any(is_vetoed(failed, names) for names in vetoed)
 
-    def _is_wrong_as_captured(self, trial: Trial) -> bool:
-        """Return whether dynamo alone gets the same results as wrong: what is left in ``trial`` is its fault."""
+    def _is_wrong_before_inductor(self, trial: Trial) -> bool:
+        """Return whether dynamo, or AOTAutograd, gets the same results as wrong: what is left is a fault of theirs."""
         if find_path(self.experiments.case.settings, trial.how) != COMPILE:
             return False
         wrong = [each.name for each in trial.judgement.comparisons if each.finding not in AGREEING]
-        runs = (trial.observation, self._captured.observation, self.experiments.baseline)
-        found = [[value for run in runs if (value := run.index_by_name().get(name)) is not None] for name in wrong]
-        return bool(found) and all(len(values) == len(runs) and _are_as_wrong(*values) for values in found)
+        return bool(wrong) and any(
+            all(self._is_as_wrong(name, trial, earlier) for name in wrong) for earlier in (CAPTURE_ONLY, TRACE_ONLY)
+        )
 
-    @functools.cached_property
-    def _captured(self) -> Trial:
-        return self.run_trial(replace(self.how.under(CAPTURE_ONLY), record=False))
+    def _is_as_wrong(self, name: str, trial: Trial, earlier: Backend) -> bool:
+        runs = (trial.observation, self._run_earlier(earlier).observation, self.experiments.baseline)
+        values = [value for run in runs if (value := run.index_by_name().get(name)) is not None]
+        return len(values) == len(runs) and _are_as_wrong(*values)
+
+    def _run_earlier(self, backend: Backend) -> Trial:
+        if backend not in self._made:
+            self._made[backend] = self.run_trial(replace(self.how.under(backend), record=False))
+        return self._made[backend]  # type: ignore[return-value]
 
     def fails_alike(self, trial: Trial) -> bool:
         """Return whether ``trial`` fails in the way that the failing one does."""

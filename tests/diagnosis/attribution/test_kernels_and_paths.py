@@ -360,3 +360,28 @@ def test_a_result_made_in_an_inputs_memory_is_one_bug_in_whatever_way_it_shows(w
     report = triage(load_case(write_case(MADE_IN_AN_INPUT.format(write))), CPU).to_json()
     assert report["verdict"] == verdict
     assert report["signature"].endswith("reinplace.py:reinplace_inplaceable_ops:sharing")
+
+
+# The strides of the second draw are asserted, and are others; the first draws other numbers into a part of a tensor.
+RAISING_BESIDE_ANOTHER = """
+import torch
+
+OPTIONS = {"fallback_random": True}
+
+def program(x):
+    a = x + x
+    a[..., ::2].normal_(1.0, 2.0)
+    a[..., 1:].uniform_(-1, 1)
+    return a.unfold(-2, 2, 2)
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(3, 15, 48, dtype=torch.float16),)
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="later ones may have it right")
+def test_an_error_is_proved_where_what_is_left_is_a_fault_of_aot_autograd(write_case):
+    report = triage(load_case(write_case(RAISING_BESIDE_ANOTHER)), CPU).to_json()
+    assert report["verdict"] == "runtime_error" and "expected size" in report["detail"]
+    assert (report["culprit"]["rewrite"], report["culprit"]["necessary"]) == ("aten.uniform.default", True)
