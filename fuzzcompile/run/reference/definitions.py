@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fuzzcompile.run.reference.formulas import Array, Formula, FormulaCall
+from fuzzcompile.run.reference.windows import repeat_size
 
 
 def _pool_norms(dimensions: int) -> Formula:
@@ -22,8 +23,8 @@ def _pool_norms(dimensions: int) -> Formula:
         x, order, axes = call.input, call.norm_type, tuple(range(-dimensions, 0))
         if call.ceil_mode or (math.isfinite(order) and np.any(x < 0) and order % 2):
             return None
-        kernel = _repeat(call.kernel_size, dimensions)
-        stride = kernel if call.stride in (None, []) else _repeat(call.stride, dimensions)
+        kernel = repeat_size(call.kernel_size, dimensions)
+        stride = kernel if call.stride in (None, []) else repeat_size(call.stride, dimensions)
         windows = np.lib.stride_tricks.sliding_window_view(np.abs(x), kernel, axes)
         steps = tuple(slice(None, None, step) for step in stride)
         windows = windows[(slice(None),) * (x.ndim - dimensions) + steps]
@@ -32,10 +33,6 @@ def _pool_norms(dimensions: int) -> Formula:
         return (windows**order).sum(axes) ** (1 / order)
 
     return pool
-
-
-def _repeat(sizes: Any, dimensions: int) -> tuple[int, ...]:
-    return (sizes,) * dimensions if isinstance(sizes, int) else tuple(sizes)
 
 
 def _attend(call: FormulaCall) -> Any:

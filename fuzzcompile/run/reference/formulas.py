@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fuzzcompile.run.reference.polynomials import POLYNOMIALS
+from fuzzcompile.run.reference.windows import WINDOWS
 
 Array: TypeAlias = NDArray[Any]
 
@@ -57,6 +58,7 @@ class FormulaCall:
         return bool(self._values.get("keepdim"))
 
 
+Norm: TypeAlias = Literal["backward", "ortho", "forward"]
 Formula: TypeAlias = Callable[[FormulaCall], Any]
 _erf, _erfc = np.frompyfunc(math.erf, 1, 1), np.frompyfunc(math.erfc, 1, 1)
 
@@ -192,6 +194,88 @@ def _scatter_add(call: FormulaCall) -> Any:
     source = call.src[tuple(slice(size) for size in index.shape)]
     np.add.at(out, _grid(index, call.dim % out.ndim), source)
     return out
+
+
+def _scatter(call: FormulaCall) -> Any:
+    """None where two values are written to one place: which of them stays is open."""
+    out, index = call.x.copy(), call.index
+    grid = _grid(index, call.dim % out.ndim)
+    source = call.src[tuple(slice(size) for size in index.shape)] if call.src is not None else call.value
+    written = np.zeros(out.shape, int)
+    np.add.at(written, grid, 1)
+    if call.given("reduce") is not None or (written > 1).any():
+        return None
+    out[grid] = source
+    return out
+
+
+def _scatter_reduce(call: FormulaCall) -> Any:
+    out, index = call.x.copy(), call.index
+    grid = _grid(index, call.dim % out.ndim)
+    source = call.src[tuple(slice(size) for size in index.shape)]
+    ways: dict[str, tuple[Any, float]] = {
+        "sum": (np.add, 0), "mean": (np.add, 0), "prod": (np.multiply, 1),
+        "amax": (np.maximum, -np.inf), "amin": (np.minimum, np.inf),
+    }  # fmt: skip
+    combine, neutral = ways[call.reduce]
+    counts = np.zeros(out.shape, int)
+    np.add.at(counts, grid, 1)
+    if call.include_self is False:
+        if out.dtype.kind != "f":
+            return None
+        out[counts > 0] = neutral
+    combine.at(out, grid, source)
+    if call.reduce == "mean":
+        if out.dtype.kind != "f":
+            return None
+        out /= np.maximum(counts + (call.include_self is not False), 1)
+    return out
+
+
+def _masked_scatter(call: FormulaCall) -> Any:
+    out, mask = np.broadcast_arrays(call.x, call.mask)
+    out = out.copy()
+    out[mask] = call.source.reshape(-1)[: mask.sum()]
+    return out
+
+
+def _top(call: FormulaCall) -> Any:
+    """The values; which of several equal ones an index names is open, and the order where none is asked for."""
+    if call.sorted is False or not call.x.ndim:
+        return None
+    ordered = np.sort(call.x, call.dim)
+    kept = np.flip(ordered, call.dim) if call.largest is not False else ordered
+    return np.take(kept, np.arange(call.k), call.dim), None
+
+
+def _distances(differences: Array, order: float) -> Any:
+    """The norm of an order along the last dimension."""
+    if order == 0:
+        return (differences != 0).sum(-1).astype(np.float64)
+    sizes = np.abs(differences)
+    return sizes.max(-1, initial=0.0) if math.isinf(order) else (sizes**order).sum(-1) ** (1 / order)
+
+
+def _pair_distances(call: FormulaCall) -> Any:
+    first, second = np.triu_indices(len(call.x), 1)
+    return _distances(call.x[first] - call.x[second], call.p)
+
+
+def _fourier(transform: Callable[..., Any], *, inverse: bool) -> Formula:
+    """Normalised by nothing (0), the root of the number of points (1), or that number (2)."""
+
+    def formula(call: FormulaCall) -> Any:
+        axes, whole = tuple(call.dim), call.last_dim_size
+        sizes = [call.x.shape[axis] for axis in axes]
+        if whole is not None:
+            sizes[-1] = whole
+        backward = inverse or call.forward is False
+        unscaled: tuple[Norm, Norm] = ("forward", "backward") if backward else ("backward", "forward")
+        norm: dict[int, Norm] = {0: unscaled[0], 1: "ortho", 2: unscaled[1]}
+        function = np.fft.ifftn if call.forward is False else np.fft.fftn if call.onesided is False else transform
+        return function(call.x, sizes, axes, norm=norm[call.normalization])
+
+    return formula
 
 
 def _index_add(call: FormulaCall) -> Any:
@@ -412,6 +496,13 @@ FORMULAS: dict[str, Formula] = {
     "cumsum": lambda call: np.cumsum(call.x, axis=call.dim),
     "cumprod": lambda call: np.cumprod(call.x, axis=call.dim),
     "sort": _sort,
+    "topk": _top,
+    "nonzero": lambda call: np.argwhere(call.x),
+    "_cdist_forward": lambda call: _distances(call.x1[..., :, None, :] - call.x2[..., None, :, :], call.p),
+    "_pdist_forward": _pair_distances,
+    "_fft_r2c": _fourier(np.fft.rfftn, inverse=False),
+    "_fft_c2r": _fourier(np.fft.irfftn, inverse=True),
+    "_fft_c2c": _fourier(np.fft.fftn, inverse=False),
     "_softmax": lambda call: _softmax(call.x, call.dim),
     "_log_softmax": lambda call: _log_softmax(call.x, call.dim),
     # products
@@ -428,7 +519,10 @@ FORMULAS: dict[str, Formula] = {
     "index": lambda call: call.x[_chosen(call.indices)],
     "embedding": lambda call: call.weight[call.indices],
     "embedding_dense_backward": _embedding_backward,
+    "scatter": _scatter,
     "scatter_add": _scatter_add,
+    "scatter_reduce": _scatter_reduce,
+    "masked_scatter": _masked_scatter,
     "index_add": _index_add,
     "index_put": _index_put,
     "flip": lambda call: np.flip(call.x, tuple(call.dims)),
@@ -439,6 +533,7 @@ FORMULAS: dict[str, Formula] = {
     "tril": lambda call: np.tril(call.x, call.with_default("diagonal", 0)),
     "triu": lambda call: np.triu(call.x, call.with_default("diagonal", 0)),
     "repeat": lambda call: np.tile(call.x, tuple(call.repeats)),
+    **WINDOWS,
     "max_pool2d_with_indices_backward": _max_pool_backward,
     "adaptive_max_pool2d_backward": _max_pool_backward,
     # norms and losses

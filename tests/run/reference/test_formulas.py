@@ -25,6 +25,8 @@ WHOLE, OTHER = torch.arange(-6, 6).reshape(3, 4), torch.arange(12).reshape(3, 4)
 ODD = OTHER * 2 + 1
 TRUE, FALSE = X > 0, Y > 0
 INDEX = torch.tensor([[0, 2, 1, 1], [2, 0, 0, 1]])
+PLACES = torch.tensor([[0, 2, 1, 1], [2, 0, 0, 2]])
+VOLUME = numbers(1, 2, 3, 3, 4)
 IMAGE, W, B = numbers(2, 4, 3, 3), numbers(4, seed=3), numbers(4, seed=4)
 GRAD = numbers(2, 4, 3, 3, seed=5)
 _, POOLED = aten.max_pool2d_with_indices(IMAGE, [2, 2], [1, 1])
@@ -130,6 +132,47 @@ CALLS = {
     "tril": [lambda: aten.tril(X, 1)],
     "triu": [lambda: aten.triu(X, -1)],
     "repeat": [lambda: aten.repeat(X, [2, 1, 3])],
+    "scatter": [lambda: aten.scatter(X, 0, PLACES, Y), lambda: X.clone().scatter_(1, PLACES[:, :2], 2.5)],
+    "scatter_reduce": [
+        lambda reduce=reduce, whole=whole: aten.scatter_reduce(X, 0, INDEX, Y, reduce, include_self=whole)
+        for reduce in ("sum", "mean", "prod", "amax", "amin") for whole in (True, False)
+    ],
+    "masked_scatter": [lambda: aten.masked_scatter(X, TRUE, Y)],
+    "topk": [lambda: aten.topk(X, 2, 1), lambda: aten.topk(X, 2, 0, False)],
+    "nonzero": [lambda: aten.nonzero(TRUE), lambda: aten.nonzero(OTHER)],
+    "_cdist_forward": [lambda p=p: aten._cdist_forward(IMAGE[:, :, 0], IMAGE[:, :2, 1], p, None)
+                       for p in (2.0, 0.0, 1.0, 3.0, float("inf"))],
+    "_pdist_forward": [lambda p=p: aten._pdist_forward(X, p) for p in (2.0, 1.0, float("inf"))],
+    "_fft_r2c": [lambda how=how, one=one: aten._fft_r2c(IMAGE, [1, 2], how, one)
+                 for how in (0, 1, 2) for one in (True, False)],
+    "_fft_c2r": [lambda how=how: aten._fft_c2r(torch.complex(X, Y), [0, 1], how, 7) for how in (0, 1, 2)],
+    "_fft_c2c": [lambda how=how, ahead=ahead: aten._fft_c2c(torch.complex(X, Y), [0, 1], how, ahead)
+                 for how in (0, 1, 2) for ahead in (True, False)],
+    "avg_pool2d": [lambda: aten.avg_pool2d(IMAGE, [2]), lambda: aten.avg_pool2d(IMAGE, [3, 2], [2], [1, 1], True),
+                   lambda: aten.avg_pool2d(IMAGE[0], [2, 3], [1], [1], False, False),
+                   lambda: aten.avg_pool2d(IMAGE, [2], [2], [1], True, False),
+                   lambda: aten.avg_pool2d(IMAGE, [2], [2], [0], True, True, 3)],
+    "avg_pool2d_backward": [
+        lambda: aten.avg_pool2d_backward(numbers(2, 4, 2, 2), IMAGE, [2, 2], [1, 1], [0, 0], False, True, None),
+        lambda: aten.avg_pool2d_backward(numbers(2, 4, 2, 2), IMAGE, [2, 2], [2, 2], [0, 0], True, False, None)],
+    "avg_pool3d": [lambda: aten.avg_pool3d(VOLUME, [2], [1], [1])],
+    "avg_pool3d_backward": [lambda: aten.avg_pool3d_backward(
+        numbers(1, 2, 2, 2, 3), VOLUME, [2, 2, 2], [1, 1, 1], [0, 0, 0], False, True, None)],
+    "_adaptive_avg_pool2d": [lambda: aten._adaptive_avg_pool2d(IMAGE, [2, 1])],
+    "_adaptive_avg_pool2d_backward": [lambda: aten._adaptive_avg_pool2d_backward(numbers(2, 4, 2, 1), IMAGE)],
+    "_adaptive_avg_pool3d": [lambda: aten._adaptive_avg_pool3d(VOLUME, [2, 3, 3])],
+    "_adaptive_avg_pool3d_backward": [lambda: aten._adaptive_avg_pool3d_backward(numbers(1, 2, 2, 3, 3), VOLUME)],
+    "convolution": [
+        lambda: aten.convolution(IMAGE, numbers(6, 4, 2, 2), numbers(6), [1], [1], [1], False, [0], 1),
+        lambda: aten.convolution(IMAGE, numbers(6, 2, 2, 1), None, [2, 1], [1, 0], [2, 1], False, [0, 0], 2),
+        lambda: aten.convolution(IMAGE[:, :, 0], numbers(4, 1, 2), None, [1], [0], [1], False, [0], 4),
+        lambda: aten.convolution(IMAGE, numbers(4, 3, 2, 2), numbers(6), [2, 2], [1, 0], [1, 1], True, [1, 0], 2),
+        lambda: aten.convolution(VOLUME, numbers(3, 2, 2, 2, 2), None, [1] * 3, [0] * 3, [1] * 3, False, [0] * 3, 1)],
+    "convolution_backward": [
+        lambda: aten.convolution_backward(numbers(2, 6, 4, 4), IMAGE, numbers(6, 4, 2, 2), [6], [1, 1], [1, 1], [1, 1],
+                                          False, [0, 0], 1, [True, True, True]),
+        lambda: aten.convolution_backward(numbers(2, 6, 2, 3), IMAGE, numbers(6, 2, 2, 1), [0], [2, 1], [1, 0], [2, 1],
+                                          False, [0, 0], 2, [True, True, False])],
     "max_pool2d_with_indices_backward": [lambda: aten.max_pool2d_with_indices_backward(
         numbers(2, 4, 2, 2), IMAGE, [2, 2], [1, 1], [0, 0], [1, 1], False, POOLED)],
     "adaptive_max_pool2d_backward": [lambda: aten.adaptive_max_pool2d_backward(numbers(2, 4, 2, 2), IMAGE, ADAPTED)],
