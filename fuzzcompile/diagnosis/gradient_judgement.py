@@ -9,7 +9,7 @@ itself on the program's values is at fault.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,13 +43,14 @@ def iter_wrong_gradients(made: CaseRuns) -> Iterator[WrongGradient]:
 
     if not measure_miss(exact):
         return
-    calls, unproved = sorted(_check_operators(made), key=lambda call: -call.opinion.step), list[ContestedCall]()
-    for call in calls:
+    check, unproved = _check_operators(made), list[ContestedCall]()
+    for call in (*_sort(check.contradicted), *_sort(check.lacking)):
         repaired = _repair(made, call)
-        if repaired is None:
+        if repaired is not None:
+            if measure_miss(repaired) == 0:
+                yield WrongGradient(call, repaired)
+        elif call in check.contradicted:  # what lacks a gradient is no fault as such
             unproved.append(call)
-        elif measure_miss(repaired) == 0:
-            yield WrongGradient(call, repaired)
     for call in unproved:
         yield WrongGradient(call, None)
 
@@ -61,12 +62,17 @@ def _has_one_loss(made: CaseRuns) -> bool:
     return wanted and len(build(case, made.device).calls) == 1
 
 
-def _check_operators(made: CaseRuns) -> list[ContestedCall]:
+def _sort(calls: Sequence[ContestedCall]) -> list[ContestedCall]:
+    """The calls, those that miss by most first."""
+    return sorted(calls, key=lambda call: -call.opinion.step)
+
+
+def _check_operators(made: CaseRuns) -> GradientCheck:
     program = build(made.case, made.device, double=True, streamed=True)
     mode = GradientCheck(native=program.dtype)
     with mode:
         runs.measure_loss(made.case, program)
-    return mode.contradicted
+    return mode
 
 
 def _repair(made: CaseRuns, call: ContestedCall) -> Observation | None:

@@ -2,7 +2,8 @@
 
 A float64 run differentiates an operator by the formula that autograd has for it, and no reference computes that
 otherwise. Each operator of a forward pass is therefore called once more on its own values, and its gradient is held
-against differences of what it computes.
+against differences of what it computes. A result that has no gradient counts as one whose gradient is 0; many have
+none because nothing asks for it, so that only what follows tells whether that is wrong.
 """
 
 from __future__ import annotations
@@ -61,12 +62,18 @@ class GradientCheck(Float64Mode):  # type: ignore[no-untyped-call]
     @functools.cached_property
     def contradicted(self) -> list[ContestedCall]:
         """The calls whose gradient is not the derivative of what they compute."""
-        found = list[ContestedCall]()
+        return list(self._list_missing())
+
+    @functools.cached_property
+    def lacking(self) -> list[ContestedCall]:
+        """The calls of which a result depends on the arguments and has no gradient."""
+        return list(self._list_missing(lacking=True))
+
+    def _list_missing(self, *, lacking: bool = False) -> Iterator[ContestedCall]:
         for number, func, arguments in self._calls:
-            miss = measure_gradient_miss(func, arguments)
+            miss = measure_gradient_miss(func, arguments, lacking=lacking)
             if miss:
-                found.append(ContestedCall(number, func, arguments, PartedOpinion("differences", miss)))
-        return found
+                yield ContestedCall(number, func, arguments, PartedOpinion("differences", miss))
 
 
 class WithheldGradients(OperatorWatch):  # type: ignore[no-untyped-call]
@@ -115,14 +122,18 @@ def _is_derivative(func: Operator, arguments: Arguments) -> bool:
     )
 
 
-def measure_gradient_miss(func: Operator, arguments: Arguments) -> float | None:
+def measure_gradient_miss(func: Operator, arguments: Arguments, *, lacking: bool = False) -> float | None:
     """By which share of its size the gradient of a call misses differences, along at least two directions.
 
-    None where no gradient is computed, and where differences have no limit.
+    That of the results that have a gradient, or of those ``lacking`` one. None where there is no such result, and where
+    differences have no limit.
     """
+    if lacking and (func._schema.is_mutable or func.is_view):
+        return None  # a view passes on what it holds: `detach`
     try:
         return differences.weigh_misses(
-            _CallAlongDirection(func, arguments, seed).measure_miss() for seed in differences.DIRECTION_SEEDS
+            _CallAlongDirection(func, arguments, seed).measure_miss(lacking=lacking)
+            for seed in differences.DIRECTION_SEEDS
         )
     except _FAILURES:  # it has no derivative there, or says so by raising
         return None
@@ -138,15 +149,16 @@ class _CallAlongDirection:
         drawn = ((at, differences.draw_direction(self._leaves[at], self._generator)) for at in self._moved)
         self._directions = {at: direction.to(self._leaves[at]) for at, direction in drawn}
 
-    def measure_miss(self) -> float | None:
+    def measure_miss(self, *, lacking: bool = False) -> float | None:
         with torch.enable_grad():
             inputs, results = self._call(0.0, grad=True)
             weights = [torch.randn(r.shape, generator=self._generator).to(r) for r in results]
-            counted = [result.requires_grad for result in results]
+            counted = [result.requires_grad is not lacking for result in results]
             if not any(counted):
                 return None
-            loss = _weigh(results, weights, counted)
-            gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
+            gradients: Sequence[torch.Tensor | None] = [None] * len(inputs)
+            if not lacking:
+                gradients = torch.autograd.grad(_weigh(results, weights, counted), inputs, allow_unused=True)
         pairs = zip(gradients, self._directions.values(), strict=True)
         whole = differences.Slope.add(differences.measure_slope(*pair) for pair in pairs)
         with torch.no_grad():

@@ -125,7 +125,7 @@ def _write_gradient_script(call: AtenCall) -> Iterator[str]:
     """Scripts that hold the gradient of a call against differences, of random values and of those that were seen."""
     given = copy_tree((tuple(call.args), dict(call.kwargs)), double=True)
     listed = any(isinstance(value, list | tuple) and any(map(torch.is_tensor, value)) for value in call.args)
-    if listed or not measure_gradient_miss(call.operator, given):
+    if listed or not any(measure_gradient_miss(call.operator, given, lacking=each) for each in (False, True)):
         return
     wide = AtenCall(call.operator, *given)
     for drawn in (True, False):
