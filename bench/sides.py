@@ -1,7 +1,7 @@
 """Which side is told to be wrong: the same faults planted in eager mode's kernels and in the compiler.
 
     python bench/sides.py [--price 20]
-    python bench/sides.py --mended
+    python bench/sides.py --mended [NUMBER ...]
     python bench/sides.py --known STATE [--limit 120]
 
 Of each operator of `plants.sides`, once the CPU kernel and once the decomposition or lowering returns a result that is
@@ -9,9 +9,9 @@ Of each operator of `plants.sides`, once the CPU kernel and once the decompositi
 eager kernel shows nothing when that is wrong; it is counted apart. ``price`` is the processor time of a triage with the
 side in units of one without, for clean programs and for those with a fault, taking turns.
 
-``--mended``: faults of eager mode that torch has mended (`plants.mended`), beside the compiled program and in eager
-mode alone. ``--known``: the side on public issues, the committed corpus and bugs planted in the compiler
-(`known_sides`); what STATE holds is not judged again.
+``--mended``: faults of eager mode that torch has mended (`plants.mended`), or those of some pull requests, beside the
+compiled program and in eager mode alone. ``--known``: the side on public issues, the committed corpus and bugs planted
+in the compiler (`known_sides`); what STATE holds is not judged again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from unittest import mock
@@ -33,6 +33,7 @@ from plants.mended import MendedFault
 from plants.sides import FAULTS, SharedFault, compiler_fault, eager_fault, write_program
 
 from fuzzcompile.diagnosis import engine
+from fuzzcompile.diagnosis.refusals import CannotJudge
 from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run.device import describe_environment, resolve_device
@@ -46,7 +47,9 @@ def main() -> None:
     """Plant, judge and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--price", type=int, default=10, help="programs whose price is measured")
-    parser.add_argument("--mended", action="store_true", help="faults that torch has mended, and nothing else")
+    parser.add_argument(
+        "--mended", type=int, nargs="*", metavar="NUMBER", help="faults that torch has mended, and nothing else"
+    )
     parser.add_argument("--known", type=Path, metavar="STATE", help="known cases, and nothing else")
     parser.add_argument("--limit", type=float, default=120, help="seconds for a known case")
     options = parser.parse_args()
@@ -56,8 +59,8 @@ def main() -> None:
             print(f"{side.case}: {side.verdict}, {side.wrong}", file=sys.stderr)
         print(format_known(read_state(options.known)))
         return
-    if options.mended:
-        print_mended()
+    if options.mended is not None:
+        print_mended(options.mended)
         return
     print("| side at fault | planted | shown | told | named | wrong side, high confidence | undecided |")
     print("|---|---|---|---|---|---|---|")
@@ -99,29 +102,32 @@ def measure_price(folder: Path, plant: Plant, count: int) -> Iterator[float]:
         yield spent[True] / spent[False]
 
 
-def print_mended() -> None:
+def print_mended(numbers: Collection[int]) -> None:
     """The answers on faults that torch has mended: beside the compiled program, and on eager mode alone."""
     print("| pull request | mended in | what | circumstance | here | beside compiled | eager alone |")
     print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for fault in MENDED:
+            if numbers and fault.number not in numbers:
+                continue
             forms = [("there already" if fault.plant is None else "put back", fault.install)]
             forms += [] if fault.apart is None else [("put back for eager mode alone", fault.apart)]
             for form, plant in forms:
-                told = [
-                    _word_answer(_judge_mended(Path(folder), fault, plant, alone), fault) for alone in (False, True)
-                ]
+                told = [_tell_mended(Path(folder), fault, plant, alone) for alone in (False, True)]
                 cells = (f"#{fault.number}", fault.mended, f"{fault.where}: {fault.operator}", fault.circumstance, form)
                 print("| " + " | ".join((*cells, *told)) + " |", flush=True)
 
 
-def _judge_mended(
+def _tell_mended(
     folder: Path, fault: MendedFault, plant: Callable[[], AbstractContextManager[object]], alone: bool
-) -> TriageReport:
+) -> str:
     path = folder / "case.py"
     path.write_text(fault.write_program() + ('\n\nPATH = "eager"\n' if alone else ""), encoding="utf-8")
     with plant():
-        return engine.triage(load_case(path), CPU)
+        try:
+            return _word_answer(engine.triage(load_case(path), CPU), fault)
+        except CannotJudge:
+            return "not judged"
 
 
 def _word_answer(answer: TriageReport, fault: MendedFault) -> str:
@@ -131,7 +137,8 @@ def _word_answer(answer: TriageReport, fault: MendedFault) -> str:
     # A gradient that is wrong is that of an operator, whichever other one it calls.
     names = (fault.operator, fault.operator.replace("_backward", ""))
     named = culprit is not None and culprit.stage == "aten" and culprit.rewrite in names
-    return f"{answer.verdict.value}, {answer.wrong}, {answer.confidence}" + (", named" if named else "")
+    side = "" if answer.wrong is None else f", {answer.wrong}"
+    return f"{answer.verdict.value}{side}, {answer.confidence}" + (", named" if named else "")
 
 
 def _judge(folder: Path, fault: SharedFault) -> TriageReport:

@@ -1,8 +1,8 @@
 """Faults of eager mode on the CPU that were reported and mended upstream, as torch 2.13 shows them.
 
-The numbers are pull requests of pytorch/pytorch that mended a fault between torch 2.11 and 2.15, as torch's release
-notes say. What is mended in the installed torch is put back, under the dispatch key where it was; what is not is there
-already.
+The numbers are pull requests of pytorch/pytorch that mended a fault between torch 2.11 and 2.15 (#168357: by 2.11), as
+torch's release notes, or its Python files and formulas of these versions, say. What is mended in the installed torch is
+put back, under the dispatch key where it was; what is not is there already.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from types import FunctionType
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch._higher_order_ops.scan import scan_autograd
 from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
@@ -191,6 +192,19 @@ def _lstsq(kernel: Kernel, *args: Any, **kwargs: Any) -> Any:
     return solution, residuals, rank[:1].expand_as(rank).clone() if rank.dim() else rank, values
 
 
+# This runs with the global names of torch._higher_order_ops.scan.
+
+
+def _scan_autograd(combine_fn, init, xs, additional_inputs):  # type: ignore[no-untyped-def]
+    """One step is differentiated as the first one: a carry that has no gradient there has none in the others."""
+    with disable_proxy_modes_tracing():  # type: ignore[name-defined]  # noqa: F821
+        graph = HopGraphMinCutPartitioner.create_partitioned_graph(  # type: ignore[name-defined]  # noqa: F821
+            combine_fn, (*init, *[x[0] for x in xs], *additional_inputs), always_recompute_complex_exprs=True
+        )
+    lengths = len(init), len(xs), len(additional_inputs)
+    return ScanAutogradOp.apply(graph, *lengths, *init, *xs, *additional_inputs)  # type: ignore[name-defined]  # noqa: F821
+
+
 def _stale(kernel: Kernel, x: torch.Tensor, n: torch.Tensor) -> Any:
     """What was in the memory of the result, where the recurrence is left at its first NaN."""
     return torch.where(x.isnan(), 0.25, kernel(x, n))
@@ -254,7 +268,7 @@ FAULTS = (
     ),
     MendedFault(
         168357,
-        "by 2.13",
+        "by 2.11",
         "composite",
         "aten.ldexp.Tensor",
         "float16, and a power of 2 beyond it",
@@ -271,6 +285,102 @@ FAULTS = (
         "torch.ldexp(x, y)",
         "torch.randn(4, requires_grad=True); torch.tensor([-1, -2, 3, 0])",
         backward=True,
+    ),
+    MendedFault(
+        184529,
+        "2.13",
+        "Python",
+        "scan",
+        "a carry that has no gradient at first",
+        "torch._higher_order_ops.scan(lambda carry, step: (carry * step, (carry * step).clone()), y, x)[1]",
+        "torch.rand(5, 1, requires_grad=True); torch.ones(1)",
+        lambda: replace_code(scan_autograd, _scan_autograd),
+        backward=True,
+    ),
+    *(
+        MendedFault(
+            189872,
+            "2.15",
+            "formula",
+            f"aten.{name}.default",
+            "no gradient, without an error",
+            f"torch.special.{name.removeprefix('special_')}(x) + x",
+            "torch.rand(4, requires_grad=True)",
+            backward=True,
+        )
+        for name in ("special_bessel_j0", "special_modified_bessel_k1")
+    ),
+    *(
+        MendedFault(
+            192667,
+            "2.15",
+            "formula",
+            operator,
+            "derivative of a forward-mode derivative",
+            body,
+            "torch.tensor([[1.3, 0.4], [-0.7, 0.9]], requires_grad=True); torch.randn(2, 2)",
+            backward=True,
+        )
+        for operator, body in (
+            ("aten._linalg_det.default", "torch.func.jvp(torch.linalg.det, (x,), (y,))[1]"),
+            ("aten._linalg_solve_ex.default", "torch.func.jvp(lambda a: torch.linalg.solve(a, y), (x,), (y,))[1]"),
+        )
+    ),
+    MendedFault(
+        191142,
+        "2.14",
+        "formula",
+        "aten.maximum.default",
+        "forward-mode derivative, infinite where another argument is larger",
+        "torch.func.jvp(torch.maximum, (x, y), (z, x))[1]",
+        "torch.ones(2); torch.ones(2) * 2; torch.full((2,), float('inf'))",
+    ),
+    MendedFault(
+        186779,
+        "2.14",
+        "formula",
+        "aten.native_batch_norm.default",
+        "third derivative, which raises since",
+        "(lambda derive: derive(derive(F.batch_norm(x, None, None, training=True) ** 2)))"
+        "(lambda value: torch.autograd.grad((value * y).sum(), x, create_graph=True)[0])",
+        "torch.randn(8, 3, requires_grad=True); torch.randn(8, 3)",
+        backward=True,
+    ),
+    MendedFault(
+        194664,
+        "2.15",
+        "Python",
+        "torch.optim.Muon",
+        "a momentum of bfloat16 is written to",
+        "(torch.optim._muon._zeropower_via_newtonschulz(x, (3.4445, -4.775, 2.0315), 5, 1e-7), x + 0)",
+        "torch.randn(4, 4).bfloat16()",
+    ),
+    MendedFault(
+        198006,
+        "2.15",
+        "Python",
+        "torch.distributions.Multinomial",
+        "entropy in float64, of a factorial in float32",
+        "torch.distributions.Multinomial(1000, x).entropy()",
+        "torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)",
+    ),
+    MendedFault(
+        185812,
+        "2.14",
+        "kernel",
+        "aten.arange.start_step",
+        "whole numbers to an end that is none: one is missing",
+        "torch.arange(0, 2.5, 1, dtype=torch.int64) * x",
+        "torch.ones(1)",
+    ),
+    MendedFault(
+        181297,
+        "2.14",
+        "kernel",
+        "aten.logit.default",
+        "eps above 0.5, and a stride",
+        "torch.logit(x[:, :32], 0.6)",
+        "torch.rand(4, 34)",
     ),
     MendedFault(
         187506,
