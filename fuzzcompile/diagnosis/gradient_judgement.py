@@ -3,7 +3,8 @@
 The float64 reference and the second one differentiate by the same formulas. A program whose float64 gradient misses
 differences of its loss shows a wrong formula, or a kernel that is wrong in the forward pass alone; or it means another
 gradient (``detach``, straight-through estimators, functions of its own). Only an operator of ATen that contradicts
-itself on the program's values is at fault.
+itself on the program's values is at fault, or one of which a result has no gradient, where giving it one repairs the
+program's.
 """
 
 from __future__ import annotations
