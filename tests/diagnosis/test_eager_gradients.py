@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from plants.mended import override
 from plants.sides import eager_fault, gradient_fault, write_program
 
 from fuzzcompile.diagnosis.engine import triage
@@ -66,6 +67,31 @@ def test_a_fault_of_a_short_dtype_is_found_in_float64(judged):
     with gradient_fault(aten.expm1.default, factor=1.5):
         report = judged(write_program("torch.expm1(x)", backward=True, dtype="bfloat16"))
     assert (report["verdict"], report["culprit"]["rewrite"]) == ("eager_wrong", "aten.expm1.default")
+
+
+def compute_without_gradient(_: object, x: torch.Tensor) -> torch.Tensor:
+    with torch._C._AutoDispatchBelowAutograd():
+        return aten.expm1.default(x)
+
+
+def test_an_operator_that_gives_no_gradient_is_named_where_one_by_differences_repairs_the_program(judged):
+    with override(aten.expm1.default, "AutogradCPU", compute_without_gradient):
+        report = judged(write_program("torch.expm1(x) + x.sin()", backward=True))
+    assert (report["verdict"], report["wrong"], report["confidence"]) == ("eager_wrong", "eager", "high")
+    assert report["culprit"]["rewrite"] == "aten.expm1.default" and report["culprit"]["necessary"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["torch.tanh(x).detach() * x", "torch.special.bessel_j0(x.detach()) * x", "F.layer_norm(x, (8,)).detach() * x"],
+)
+def test_a_gradient_that_the_program_withholds_is_no_operators_fault(judged, body: str):
+    assert judged(write_program(body, backward=True))["is_bug"] is False
+
+
+def test_what_lacks_a_gradient_and_cannot_be_given_one_is_not_accused(judged):
+    body = "F.layer_norm(torch.cat([x] * 2000).detach() * x.mean(), (8,)).sin() + torch.tanh(x).detach().mean()"
+    assert judged(write_program(body, backward=True))["is_bug"] is False
 
 
 # Gradients at kinks and ties, at steps, and where a value has no unique derivative.

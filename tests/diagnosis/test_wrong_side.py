@@ -231,17 +231,6 @@ def test_a_call_that_is_too_large_to_be_computed_again_has_one_opinion():
     assert list(mode.alone.values()) == [aten.exp.default]
 
 
-@pytest.fixture
-def judged_alone(write_case) -> Callable[[str], ReportJson]:
-    """The report on a program in eager mode alone, with gradients."""
-
-    def judge(body: str) -> ReportJson:
-        source = write_program(body, backward=True) + '\n\nPATH = "eager"\n'
-        return triage(load_case(write_case(source)), CPU).to_json()
-
-    return judge
-
-
 def find_mended(number: int) -> MendedFault:
     return next(fault for fault in MENDED if fault.number == number)
 
@@ -291,14 +280,6 @@ def test_faults_that_torch_has_mended_are_named_in_eager_mode_alone(write_case, 
     report = judge_alone(write_case, fault)
     assert (report["verdict"], report["wrong"], report["confidence"]) == ("eager_wrong", "eager", "high")
     assert report["culprit"]["rewrite"] in (fault.operator, fault.operator.replace("_backward", ""))
-
-
-@pytest.mark.parametrize(
-    "body",
-    ["torch.tanh(x).detach() * x", "torch.special.bessel_j0(x.detach()) * x", "F.layer_norm(x, (8,)).detach() * x"],
-)
-def test_a_gradient_that_the_program_withholds_is_no_operators_fault(judged_alone, body: str):
-    assert judged_alone(body)["is_bug"] is False
 
 
 @pytest.mark.slow
