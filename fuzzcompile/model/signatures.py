@@ -207,15 +207,17 @@ def raise_alike(left: ReportJson, right: ReportJson) -> bool:
 def raise_otherwise(left: ReportJson, right: ReportJson) -> bool:
     """Return whether two errors have nothing in common: neither the function that raises nor the message.
 
-    One rewrite may be at fault in several ways, each of which raises in its own. What a report does not say (a function
-    outside the compiler, an error that is nothing but types) tells nothing apart.
+    One rewrite may be at fault in several ways, each of which raises in its own. Where one culprit is not proved, an
+    error that differs in either is another. What a report does not say (a function outside the compiler, an error that
+    is nothing but types) tells nothing apart.
     """
     if any(report.get("verdict") not in ERRORS for report in (left, right)):
         return False
     functions, errors = _raised_in(left, right)
     messages = [normalise_message(error) for error in errors]
     known = [first != second for first, second in (functions, messages) if any(first) and any(second)]
-    return bool(known) and all(known)
+    proved = all((report.get("culprit") or {}).get("necessary") for report in (left, right))
+    return bool(known) and (all(known) if proved else any(known))
 
 
 def _raised_in(left: ReportJson, right: ReportJson) -> tuple[list[tuple[str, str]], list[str]]:
