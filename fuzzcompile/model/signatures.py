@@ -62,23 +62,25 @@ def parse_fingerprint(signature: str) -> str | None:
 
 # What is the matter with a result, where one place in the compiler is one bug whatever change of the program avoids it.
 SHARING, LAYOUT, DTYPE, MARK, OVERLAP = "sharing", "layout", "dtype", "requires_grad", "overlap"
-LOST, MADE = "nonfinite lost", "nonfinite made"
+LOST, MADE, PRECISION = "nonfinite lost", "nonfinite made", "precision"
 _SHOWS_AS = {
     **dict.fromkeys((LAYOUT, DTYPE, MARK), Verdict.METADATA),
     **dict.fromkeys((LOST, MADE), Verdict.NONFINITE),
+    PRECISION: Verdict.PRECISION_LOSS,
 }
 
 
 def find_symptom(verdict: str, outputs: Iterable[OutputJson], details: DetailsJson) -> str | None:
     """The fingerprint of a bug that its symptom settles; None where the cause has to be found.
 
-    Memory that is shared otherwise, results of other strides, another dtype or ``requires_grad``, and NaN or infinity
-    lost or made among elements that are right: a place that does so is at fault once, and several changes of a program
-    keep it from doing so. ``details`` are the culprit's: where a rewrite at fault has something written in place or,
-    moving no value, share memory, a later read or write makes values wrong, and where a view is at fault that an
-    analysis overlooked, that is a copy in compiled code, or that a write is seen through, a copy anywhere makes them
-    right. A rewrite that writes where elements overlap in memory is one bug, and so is an output that is made anew as
-    a view of the wrong tensor, or by the wrong strides, whether that raises, has other metadata or shows in values.
+    Memory that is shared otherwise, results of other strides, another dtype or ``requires_grad``, lost precision, and
+    NaN or infinity lost or made among elements that are right: a place that does so is at fault once, and several
+    changes of a program keep it from doing so. ``details`` are the culprit's: where a rewrite at fault has something
+    written in place or, moving no value, share memory, a later read or write makes values wrong, and where a view is at
+    fault that an analysis overlooked, that is a copy in compiled code, or that a write is seen through, a copy anywhere
+    makes them right. A rewrite that writes where elements overlap in memory is one bug, and so is an output that is
+    made anew as a view of the wrong tensor, or by the wrong strides, whether that raises, has other metadata or shows
+    in values.
     """
     if details.get("kind") == "regenerated":
         return LAYOUT if details.get("way") == "as_strided" else SHARING
@@ -90,6 +92,8 @@ def find_symptom(verdict: str, outputs: Iterable[OutputJson], details: DetailsJs
     shares = in_place or details.get("shares") or details.get("written through") or details.get("kind") == "alias"
     if verdict == Verdict.ALIASING or ((shares or overlooked) and Verdict(verdict).kind == "values"):
         return SHARING
+    if verdict == Verdict.PRECISION_LOSS:
+        return PRECISION
     wrong = [output for output in outputs if output.get("finding") not in (None, *AGREEING)]
     findings = {output.get("finding") for output in wrong}
     if verdict == Verdict.METADATA and len(findings) == 1:

@@ -90,9 +90,7 @@ def test_a_case_of_another_error_that_is_judged_again_is_a_hit_of_its_own_findin
 def test_an_unproved_error_of_another_message_is_kept_apart_though_the_same_function_raises(store: Store) -> None:
     assert hit(store, raising(PLACE, SAID.format(1, 16))) == "F1"
     assert hit(store, raising(PLACE, "RuntimeError: derivative is not implemented", proved=None)) == "F2"
-    assert hit(store, raising(PLACE, "RuntimeError: derivative is not implemented")) == "F1", (
-        "proved, it is one"
-    )
+    assert hit(store, raising(PLACE, "RuntimeError: derivative is not implemented")) == "F1", "proved, it is one"
 
 
 def test_an_error_of_the_same_cause_is_one_finding_however_it_raises(store: Store) -> None:

@@ -146,6 +146,7 @@ NAN = float("nan")
             None,
         ),
         ("miscompile", [{"finding": "far"}], None),
+        ("precision_loss", [{"finding": "far"}], "precision"),
     ],
 )
 def test_a_symptom_settles_the_bug_where_all_else_is_right(verdict, outputs, symptom):
