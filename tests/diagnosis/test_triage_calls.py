@@ -60,6 +60,23 @@ def run(model, inputs):
 """
 )
 
+# One graph runs in both calls, and the backward pass of the second before that of the first.
+BACKWARD_IN_REVERSE = """
+import torch
+
+BACKWARD = True
+
+def program(x):
+    return torch.nn.functional.layer_norm(x, (8,))
+
+def run(model, inputs):
+    return model(inputs[0]), model(inputs[0] * 2)
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(4, 8, requires_grad=True),)
+"""
+
 Judged = Callable[..., TriageReport]
 
 
@@ -100,7 +117,7 @@ def wrong(report: TriageReport) -> set[str]:
     return {comparison.name for comparison in report.comparisons if comparison.finding == "far"}
 
 
-@pytest.mark.parametrize("source", [CALLS, COUNTED])
+@pytest.mark.parametrize("source", [CALLS, COUNTED, BACKWARD_IN_REVERSE])
 def test_clean_calls_are_clean(judged: Judged, source: str) -> None:
     report = judged(source)
     assert (report.verdict.is_bug, report.confidence) == (False, "high")

@@ -50,8 +50,9 @@ def find_inputs(frame: Frame, record: GraphRecord, number: int = 0) -> Sequence[
     this = slice(number, number + 1)
     placeholders = list_placeholders(record.snapshots[0])
     if record.direction == "joint":
-        # Primals and tangents; where no backward ran, standard normal tangents stand in for them.
-        calls = {"forward": frame.forward_calls[this], "backward": frame.backward_calls[this]}
+        # Primals and tangents; where no backward ran, standard normal tangents stand in for them. What both have is
+        # the forward call's: the backward pass of a later call may run before that of an earlier one.
+        calls = {"backward": frame.backward_calls[this], "forward": frame.forward_calls[this]}
         named = {name: value for of, made in calls.items() for name, value in _name_inputs(frame, of, made)}
         return None if number and not named else _fill_placeholders(placeholders, named)
     if record.stage == PRE_GRAD:
