@@ -12,6 +12,8 @@ from torch.utils import _pytree as pytree
 from fuzzcompile.compiler.operators.operator_application import Arguments
 from fuzzcompile.compiler.operators.second_reference import NO_ANSWER, ContestedCall, find_opinion
 
+# Opinions that are the kernel's own elsewhere, which say nothing of its sizes.
+_OWN = ("contiguous", "differences", "float64", "surroundings")
 # Sizes of one call that are tried, the largest first.
 _MOST_SIZES = 4
 Change: TypeAlias = Callable[[torch.Tensor, int], torch.Tensor]
@@ -33,7 +35,7 @@ def find_wrong_size(call: ContestedCall) -> WrongSize | None:
     kernel is wrong.
     """
     tensors = [leaf for leaf in pytree.tree_leaves(call.arguments) if isinstance(leaf, torch.Tensor)]
-    if call.opinion.by not in ("formula", "decomposition") or not isinstance(call.operator, torch._ops.OpOverload):
+    if call.opinion.by in _OWN or not isinstance(call.operator, torch._ops.OpOverload):
         return None
     for size in sorted({size for tensor in tensors for size in tensor.shape}, reverse=True)[:_MOST_SIZES]:
         if _is_right(call, size, [_lengthen]):

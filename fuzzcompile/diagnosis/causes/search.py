@@ -21,7 +21,6 @@ from fuzzcompile.model.contract import CauseJson, OutputJson, ReportJson
 from fuzzcompile.model.culprit_contract import CulpritJson, read_details
 from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.signatures import (
-    PRECISION,
     SHARING,
     drop_fingerprint,
     find_symptom,
@@ -237,11 +236,8 @@ def find_cause(
     if change is None:
         return None
     neighbour = verdict.kind == "values" and _matches_neighbour(window, change.program, seen)
-    symptom = find_symptom(verdict, _list_outputs(report), read_details(culprit))
-    if symptom is None and verdict.kind == "values" and change.kind == "dtype" and change.after == "float64":
-        symptom = PRECISION if still is CulpritActivity.FIRES else None  # it is as it was, and rounds less
     cause: CauseJson = {
-        "fingerprint": symptom or change.fingerprint,
+        "fingerprint": find_symptom(verdict, _list_outputs(report), read_details(culprit)) or change.fingerprint,
         "kind": change.kind,
         "before": change.before,
         "after": change.after,

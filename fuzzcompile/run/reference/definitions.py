@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fuzzcompile.run.reference.formulas import Array, Formula, FormulaCall
+from fuzzcompile.run.reference.formula_call import Array, Formula, FormulaCall
 from fuzzcompile.run.reference.windows import repeat_size
 
 

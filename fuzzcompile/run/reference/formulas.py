@@ -14,52 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fuzzcompile.run.reference.formula_call import Array, Formula, FormulaCall
 from fuzzcompile.run.reference.polynomials import POLYNOMIALS
 from fuzzcompile.run.reference.windows import WINDOWS
 
-Array: TypeAlias = NDArray[Any]
-
-
-class FormulaCall:
-    """The arguments of a call by name; one that the overload does not have is None."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-
-    def __getattr__(self, name: str) -> Any:
-        return self._values.get(name)
-
-    def given(self, name: str) -> Any:
-        """The argument of that name, which may be one of a property's."""
-        return self._values.get(name)
-
-    def with_default(self, name: str, default: Any) -> Any:
-        """The argument, or ``default`` where it is None."""
-        value = self._values.get(name)
-        return default if value is None else value
-
-    @property
-    def x(self) -> Any:
-        """The first tensor of most operators."""
-        return self._values["self"]
-
-    @property
-    def axes(self) -> tuple[int, ...]:
-        """The dimensions of a reduction; all of them where none is given."""
-        dim = self._values.get("dim")
-        dims = [] if dim is None else [dim] if isinstance(dim, int) else list(dim)
-        return tuple(dims) or tuple(range(self.x.ndim))
-
-    @property
-    def keepdim(self) -> bool:
-        """Whether a reduction keeps its dimensions at size 1."""
-        return bool(self._values.get("keepdim"))
-
-
 Norm: TypeAlias = Literal["backward", "ortho", "forward"]
-Formula: TypeAlias = Callable[[FormulaCall], Any]
 _erf, _erfc = np.frompyfunc(math.erf, 1, 1), np.frompyfunc(math.erfc, 1, 1)
 
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from fuzzcompile.run.reference.formulas import FormulaCall
-
-Array: TypeAlias = NDArray[Any]
+from fuzzcompile.run.reference.formula_call import Array, Formula, FormulaCall
 
 
 def repeat_size(sizes: Any, dimensions: int) -> tuple[int, ...]:
@@ -76,7 +72,7 @@ def _prepare_means(call: FormulaCall, dimensions: int) -> tuple[list[Array], Any
     return matrices, _multiply([counts if padded else covered.sum(1) for covered, counts in covers])
 
 
-def _pool_means(dimensions: int) -> Callable[[FormulaCall], Any]:
+def _pool_means(dimensions: int) -> Formula:
     def pool(call: FormulaCall) -> Any:
         matrices, divisor = _prepare_means(call, dimensions)
         return _apply(matrices, call.x) / divisor
@@ -84,7 +80,7 @@ def _pool_means(dimensions: int) -> Callable[[FormulaCall], Any]:
     return pool
 
 
-def _pool_means_backward(dimensions: int) -> Callable[[FormulaCall], Any]:
+def _pool_means_backward(dimensions: int) -> Formula:
     def pool(call: FormulaCall) -> Any:
         matrices, divisor = _prepare_means(call, dimensions)
         return _apply([matrix.T for matrix in matrices], call.grad_output / divisor)
@@ -98,7 +94,7 @@ def _adapt_means(call: FormulaCall) -> Any:
     return _apply(matrices, call.x) / _multiply([matrix.sum(1) for matrix in matrices])
 
 
-def _adapt_means_backward(dimensions: int) -> Callable[[FormulaCall], Any]:
+def _adapt_means_backward(dimensions: int) -> Formula:
     def pool(call: FormulaCall) -> Any:
         sizes = zip(call.x.shape[-dimensions:], call.grad_output.shape[-dimensions:], strict=True)
         matrices = [_adapt(*each) for each in sizes]
@@ -204,7 +200,7 @@ def _convolve_backward(call: FormulaCall) -> Any:
     return tuple(each if asked else None for each, asked in zip(grads, wanted, strict=True))
 
 
-WINDOWS: Mapping[str, Callable[[FormulaCall], Any]] = {
+WINDOWS: Mapping[str, Formula] = {
     **{f"avg_pool{dimensions}d": _pool_means(dimensions) for dimensions in (2, 3)},
     **{f"avg_pool{dimensions}d_backward": _pool_means_backward(dimensions) for dimensions in (2, 3)},
     **{f"_adaptive_avg_pool{dimensions}d": _adapt_means for dimensions in (2, 3)},
