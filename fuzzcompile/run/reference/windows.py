@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -113,6 +113,8 @@ class _Convolution:
         names = ("stride", "padding", "dilation", "output_padding")
         settings = (repeat_size(call.given(name), self.dimensions) for name in names)
         self.stride, self.padding, self.dilation, self.beyond = settings
+        # How far a window reaches along each dimension.
+        self.reach = [d * (k - 1) + 1 for d, k in zip(self.dilation, self.weight.shape[2:], strict=True)]
 
     def split(self, x: Array) -> Array:
         """(batch, groups, channels of one, …) of (batch, channels, …)."""
@@ -124,7 +126,7 @@ class _Convolution:
         apart: Array = self.weight.reshape(self.groups, -1, *self.weight.shape[1:])
         return apart
 
-    def iterate_offsets(self, windows: Sequence[int]) -> Any:
+    def iterate_offsets(self, windows: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[Any, ...]]]:
         """Each place in the kernel, and the places of the padded input that it meets in all windows."""
         steps = zip(self.dilation, self.stride, windows, strict=True)
         ranges = [(dilation, stride, stride * (count - 1) + 1) for dilation, stride, count in steps]
@@ -135,23 +137,20 @@ class _Convolution:
 
     def find_sizes(self, windows: Sequence[int]) -> list[int]:
         """The sizes of the input whose windows, and no more, these are."""
-        reaches = [d * (k - 1) + 1 for d, k in zip(self.dilation, self.weight.shape[2:], strict=True)]
-        given = zip(windows, self.stride, self.padding, reaches, self.beyond, strict=True)
+        given = zip(windows, self.stride, self.padding, self.reach, self.beyond, strict=True)
         return [(n - 1) * s - 2 * p + reach + beyond for n, s, p, reach, beyond in given]
 
     def pad(self, x: Array) -> Array:
+        """The input with its padding."""
         padded: Array = np.pad(x, [(0, 0)] * (x.ndim - self.dimensions) + [(each, each) for each in self.padding])
         return padded
 
     def gather(self, x: Array) -> Array:
         """The sum over each window of an input, weighted; groups apart."""
-        padded, kernel = self.pad(x), self.weight.shape[2:]
-        reached = [d * (k - 1) + 1 for d, k in zip(self.dilation, kernel, strict=True)]
-        sizes = zip(padded.shape[-self.dimensions :], reached, self.stride, strict=True)
-        windows = [(size - reach) // stride + 1 for size, reach, stride in sizes]
-        weight = self.split_weight()
-        terms = "ngi...,goi->ngo..."
-        sums: Array = sum(np.einsum(terms, padded[met], weight[..., *at]) for at, met in self.iterate_offsets(windows))
+        padded, weight = self.pad(x), self.split_weight()
+        sizes = zip(padded.shape[-self.dimensions :], self.reach, self.stride, strict=True)
+        offsets = self.iterate_offsets([(size - reach) // stride + 1 for size, reach, stride in sizes])
+        sums: Array = sum(np.einsum("ngi...,goi->ngo...", padded[met], weight[..., *at]) for at, met in offsets)
         return sums
 
     def spread(self, x: Array, sizes: Sequence[int]) -> Array:
