@@ -126,7 +126,7 @@ class _Convolution:
         apart: Array = self.weight.reshape(self.groups, -1, *self.weight.shape[1:])
         return apart
 
-    def iterate_offsets(self, windows: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[Any, ...]]]:
+    def iterate_offsets(self, windows: Sequence[int]) -> Iterator[Any]:
         """Each place in the kernel, and the places of the padded input that it meets in all windows."""
         steps = zip(self.dilation, self.stride, windows, strict=True)
         ranges = [(dilation, stride, stride * (count - 1) + 1) for dilation, stride, count in steps]
