@@ -26,7 +26,7 @@ from fuzzcompile.diagnosis.stages.ways import Suspect
 from fuzzcompile.diagnosis.stale_calls import find_stale_call
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
-from fuzzcompile.diagnosis.wrong_side import find_wrong_side, word_eager_fault
+from fuzzcompile.diagnosis.wrong_side import find_wrong_side
 from fuzzcompile.model.contract import EAGER, ReportJson, find_broken_promise
 from fuzzcompile.model.severity import Severity, rate_severity
 from fuzzcompile.model.signatures import normalise_message, parse_fingerprint, renew
@@ -223,7 +223,7 @@ def _look_beside(
         return stale.decision.verdict, (Suspect(DYNAMO, culprit.family, culprit.source),)
     if wanted == Verdict.EAGER_WRONG:
         side = find_wrong_side(experiments, trial, decision)
-        blamed = () if side is None else (Suspect(ATEN, word_eager_fault(side).family),)
+        blamed = () if side is None else (Suspect(ATEN, side.family),)
         return Verdict.EAGER_WRONG if side is not None and side.wrong == "eager" else Verdict.INVALID, blamed
     return verdict, ()
 
@@ -233,7 +233,7 @@ def _probe_eager(experiments: Experiments) -> CaseProbe:
         judged = judge_eager(experiments)
     except CannotJudge:
         return CaseProbe(Verdict.INVALID, compiles=0)
-    blamed = () if judged.side is None else (Suspect(ATEN, word_eager_fault(judged.side).family),)
+    blamed = () if judged.side is None else (Suspect(ATEN, judged.side.family),)
     outputs = [value.value for value in judged.trial.observation.values if value.kind == "output" and value.is_tensor]
     return CaseProbe(judged.decision.verdict, blamed, compiles=0, outputs=tuple(outputs))
 

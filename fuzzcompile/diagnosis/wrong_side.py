@@ -65,6 +65,11 @@ class SideVerdict:
         """What a reader should know of a compiled program that is said to be wrong: calls with one opinion only."""
         return f"compiled is said to be wrong: {self.why}" if self.wrong == "compiled" and self.alone else ""
 
+    @property
+    def family(self) -> str:
+        """The family of eager mode's operator that is at fault, as its culprit has it, without a look at its kernel."""
+        return Culprit.from_operator(ATEN, None if self.call is None else str(self.call.operator)).family
+
     def weigh_culprit(self, culprit: Culprit | None) -> SideVerdict:
         """The side, undecided if the compiler is accused of what only the kernel that both references share denies."""
         if self.wrong != "compiled" or culprit is None:
@@ -390,14 +395,14 @@ def attribute_eager_fault(
     """
     compiled = None if experiments.case.settings.path == EAGER else Workaround(_COMPILED)
     if side.call is None:
-        return replace(attribution, culprit=word_eager_fault(side), workaround=compiled)
+        return replace(attribution, culprit=_word_eager_fault(side), workaround=compiled)
     by_layout, by = side.call.opinion.by_layout, side.call.opinion.by
     repair = "on contiguous operands" if by_layout else "replaced"
     repair = "differentiated by differences" if by == "differences" else repair
     ablations = [Ablation(f"eager mode with {side.call.operator} {repair}", True, None)] if side.proved else []
     copied = _find_repairing_copies(experiments, trial, side.call) if by_layout else None
     workaround = compiled if copied is None else Workaround(_word_copies(str(side.call.operator), copied))
-    return replace(attribution, culprit=word_eager_fault(side), ablations=ablations, workaround=workaround)
+    return replace(attribution, culprit=_word_eager_fault(side), ablations=ablations, workaround=workaround)
 
 
 _COMPILED = "torch.compile(model): the compiled program is right"
@@ -433,7 +438,7 @@ def _word_copies(operator: str, copied: Sequence[str]) -> str:
     )
 
 
-def word_eager_fault(side: SideVerdict) -> Culprit:
+def _word_eager_fault(side: SideVerdict) -> Culprit:
     """The kernel of eager mode that is at fault as a culprit, proved by a run in which it is repaired."""
     call = side.call
     if call is None:

@@ -265,11 +265,13 @@ def wrap_call_function(
 ) -> object:
     """Have ATen compute the operators that are to fall back, on tensors laid out as the graph says."""
     lowered, node = watch.find_lowered(graph), getattr(graph, "current_node", None)
-    computing = find_computing(target)
-    if lowered is None or node is None or computing is None:
+    if lowered is None or node is None:
         return call()
     caller = _find_caller(graph, node)
     if caller is None or not should_fall_back(watch.control, lowered, caller):
+        return call()
+    computing = find_computing(target)
+    if computing is None:  # it has a body, in which the operator is called
         return call()
     from torch._inductor.lowering import constrain_to_fx_strides, fallback_handler
 

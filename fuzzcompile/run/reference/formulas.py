@@ -149,46 +149,45 @@ def _grid(index: Array, dim: int) -> tuple[Array, ...]:
     return tuple(places)
 
 
+def _aim(call: FormulaCall) -> tuple[tuple[Array, ...], Array, Any]:
+    """The places that an index writes to, how many values each place of the result gets, and these values."""
+    grid, counts = _grid(call.index, call.dim % call.x.ndim), np.zeros(call.x.shape, int)
+    np.add.at(counts, grid, 1)
+    source = call.value if call.src is None else call.src[tuple(slice(size) for size in call.index.shape)]
+    return grid, counts, source
+
+
 def _scatter_add(call: FormulaCall) -> Any:
-    out, index = call.x.copy(), call.index
-    source = call.src[tuple(slice(size) for size in index.shape)]
-    np.add.at(out, _grid(index, call.dim % out.ndim), source)
+    out, (grid, _, source) = call.x.copy(), _aim(call)
+    np.add.at(out, grid, source)
     return out
 
 
 def _scatter(call: FormulaCall) -> Any:
     """None where two values are written to one place: which of them stays is open."""
-    out, index = call.x.copy(), call.index
-    grid = _grid(index, call.dim % out.ndim)
-    source = call.src[tuple(slice(size) for size in index.shape)] if call.src is not None else call.value
-    written = np.zeros(out.shape, int)
-    np.add.at(written, grid, 1)
-    if call.given("reduce") is not None or (written > 1).any():
+    out, (grid, counts, source) = call.x.copy(), _aim(call)
+    if call.given("reduce") is not None or (counts > 1).any():
         return None
     out[grid] = source
     return out
 
 
 def _scatter_reduce(call: FormulaCall) -> Any:
-    out, index = call.x.copy(), call.index
-    grid = _grid(index, call.dim % out.ndim)
-    source = call.src[tuple(slice(size) for size in index.shape)]
+    """None of whole numbers that are averaged, or have no value to begin with."""
+    out, (grid, counts, source) = call.x.copy(), _aim(call)
+    included = call.include_self is not False
+    if out.dtype.kind != "f" and (call.reduce == "mean" or not included):
+        return None
     ways: dict[str, tuple[Any, float]] = {
         "sum": (np.add, 0), "mean": (np.add, 0), "prod": (np.multiply, 1),
         "amax": (np.maximum, -np.inf), "amin": (np.minimum, np.inf),
     }  # fmt: skip
     combine, neutral = ways[call.reduce]
-    counts = np.zeros(out.shape, int)
-    np.add.at(counts, grid, 1)
-    if call.include_self is False:
-        if out.dtype.kind != "f":
-            return None
+    if not included:
         out[counts > 0] = neutral
     combine.at(out, grid, source)
     if call.reduce == "mean":
-        if out.dtype.kind != "f":
-            return None
-        out /= np.maximum(counts + (call.include_self is not False), 1)
+        out /= np.maximum(counts + included, 1)
     return out
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -59,47 +59,46 @@ def _multiply(counts: Sequence[Array]) -> Array:
     return product
 
 
-def _prepare_means(call: FormulaCall, dimensions: int) -> tuple[list[Array], Any]:
-    kernel, padding = (repeat_size(each, dimensions) for each in (call.kernel_size, call.padding or 0))
-    stride = repeat_size(call.stride or kernel, dimensions)
-    lengths = call.x.shape[-dimensions:]
-    given = zip(lengths, kernel, stride, padding, strict=True)
-    covers = [_cover(*each, ceil=bool(call.ceil_mode)) for each in given]
-    matrices = [covered for covered, _ in covers]
-    if call.divisor_override is not None:
-        return matrices, call.divisor_override
-    padded = call.count_include_pad is not False
-    return matrices, _multiply([counts if padded else covered.sum(1) for covered, counts in covers])
+# The windows of each dimension as matrices, and what the sum over a window is divided by.
+_Means: TypeAlias = Callable[[FormulaCall], tuple[list[Array], Any]]
 
 
-def _pool_means(dimensions: int) -> Formula:
+def _prepare_means(dimensions: int) -> _Means:
+    def prepare(call: FormulaCall) -> tuple[list[Array], Any]:
+        kernel, padding = (repeat_size(each, dimensions) for each in (call.kernel_size, call.padding or 0))
+        stride = repeat_size(call.stride or kernel, dimensions)
+        given = zip(call.x.shape[-dimensions:], kernel, stride, padding, strict=True)
+        covers = [_cover(*each, ceil=bool(call.ceil_mode)) for each in given]
+        matrices = [covered for covered, _ in covers]
+        if call.divisor_override is not None:
+            return matrices, call.divisor_override
+        padded = call.count_include_pad is not False
+        return matrices, _multiply([counts if padded else covered.sum(1) for covered, counts in covers])
+
+    return prepare
+
+
+def _prepare_adapted_means(dimensions: int) -> _Means:
+    def prepare(call: FormulaCall) -> tuple[list[Array], Any]:
+        windows = call.grad_output.shape[-dimensions:] if call.output_size is None else call.output_size
+        matrices = [_adapt(*each) for each in zip(call.x.shape[-dimensions:], windows, strict=True)]
+        return matrices, _multiply([matrix.sum(1) for matrix in matrices])
+
+    return prepare
+
+
+def _average(prepare: _Means) -> Formula:
     def pool(call: FormulaCall) -> Any:
-        matrices, divisor = _prepare_means(call, dimensions)
+        matrices, divisor = prepare(call)
         return _apply(matrices, call.x) / divisor
 
     return pool
 
 
-def _pool_means_backward(dimensions: int) -> Formula:
+def _average_backward(prepare: _Means) -> Formula:
     def pool(call: FormulaCall) -> Any:
-        matrices, divisor = _prepare_means(call, dimensions)
+        matrices, divisor = prepare(call)
         return _apply([matrix.T for matrix in matrices], call.grad_output / divisor)
-
-    return pool
-
-
-def _adapt_means(call: FormulaCall) -> Any:
-    sizes = tuple(call.output_size)
-    matrices = [_adapt(*each) for each in zip(call.x.shape[-len(sizes) :], sizes, strict=True)]
-    return _apply(matrices, call.x) / _multiply([matrix.sum(1) for matrix in matrices])
-
-
-def _adapt_means_backward(dimensions: int) -> Formula:
-    def pool(call: FormulaCall) -> Any:
-        sizes = zip(call.x.shape[-dimensions:], call.grad_output.shape[-dimensions:], strict=True)
-        matrices = [_adapt(*each) for each in sizes]
-        counts = _multiply([matrix.sum(1) for matrix in matrices])
-        return _apply([matrix.T for matrix in matrices], call.grad_output / counts)
 
     return pool
 
@@ -199,11 +198,15 @@ def _convolve_backward(call: FormulaCall) -> Any:
     return tuple(each if asked else None for each, asked in zip(grads, wanted, strict=True))
 
 
+_AVERAGES = {
+    f"{name}{dimensions}d": prepare(dimensions)
+    for name, prepare in (("avg_pool", _prepare_means), ("_adaptive_avg_pool", _prepare_adapted_means))
+    for dimensions in (2, 3)
+}
+
 WINDOWS: Mapping[str, Formula] = {
-    **{f"avg_pool{dimensions}d": _pool_means(dimensions) for dimensions in (2, 3)},
-    **{f"avg_pool{dimensions}d_backward": _pool_means_backward(dimensions) for dimensions in (2, 3)},
-    **{f"_adaptive_avg_pool{dimensions}d": _adapt_means for dimensions in (2, 3)},
-    **{f"_adaptive_avg_pool{dimensions}d_backward": _adapt_means_backward(dimensions) for dimensions in (2, 3)},
+    **{name: _average(prepare) for name, prepare in _AVERAGES.items()},
+    **{f"{name}_backward": _average_backward(prepare) for name, prepare in _AVERAGES.items()},
     "convolution": _convolve,
     "convolution_backward": _convolve_backward,
 }
