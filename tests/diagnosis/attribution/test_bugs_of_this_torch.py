@@ -377,7 +377,7 @@ def make():
 """
 
 
-OF_SHORT_FLOATS = OVERFLOWING.replace("sinh(torch.floor(x * 4.0) * 89.0)", "remainder(x, math.inf)").replace(
+OF_SHORT_FLOATS = OVERFLOWING.replace("torch.sinh(torch.floor(x * 4.0) * 89.0)", "x % torch.inf").replace(
     "(4, 6)", "(12, 6)"
 )
 
