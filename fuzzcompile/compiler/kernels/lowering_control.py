@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from fuzzcompile.compiler.operators.decompositions import find_operator, is_view
+from fuzzcompile.compiler.operators.operator_application import is_drawing
 from fuzzcompile.compiler.watch.ledger import LoweredGraph, is_lowering_handler
 from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
 
@@ -50,15 +51,28 @@ def get_operator_name(target: object) -> str:
 
 def can_fall_back(lowered: LoweredGraph, node: fx.Node) -> bool:
     """Return whether ATen can compute the node instead of its lowering, a view as a copy: no write to an argument."""
-    target: object = node.target
-    if not isinstance(target, torch._ops.OpOverload):  # its body calls an operator
-        target = find_operator(parse_operator(lowered.labels.get(node.name, "")))
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or find_computing(target) is None:
+    target = _find_lowered_operator(lowered, node)
+    if node.op != "call_function" or target is None or find_computing(target) is None:
         return False
     # ATen has none for sizes that are symbols, and what makes constants has nothing to compute.
     if torch.Tag.nondeterministic_seeded in target.tags and not node.all_input_nodes:
         return True
     return any(isinstance(argument.meta.get("val"), torch.Tensor) for argument in node.all_input_nodes)
+
+
+def lowers_draw(lowered: LoweredGraph, node: fx.Node) -> bool:
+    """Return whether what a node lowers draws random numbers, be it the call of its body."""
+    operator = _find_lowered_operator(lowered, node)
+    if operator is None or operator is not node.target:
+        return operator is not None and torch.Tag.nondeterministic_seeded in operator.tags
+    return is_drawing(operator, node.args, node.kwargs)
+
+
+def _find_lowered_operator(lowered: LoweredGraph, node: fx.Node) -> torch._ops.OpOverload | None:
+    target: object = node.target
+    if not isinstance(target, torch._ops.OpOverload):  # its body calls an operator
+        target = find_operator(parse_operator(lowered.labels.get(node.name, "")))
+    return target if isinstance(target, torch._ops.OpOverload) else None
 
 
 def find_computing(target: object) -> torch._ops.OpOverload | None:

@@ -9,9 +9,14 @@ from dataclasses import replace
 from typing import Literal
 
 from fuzzcompile.compiler.compile_changes import CompileChange, InductorSettings, Lowered, ProgramsInOrder
-from fuzzcompile.compiler.graph_replay import list_drawing_nodes
 from fuzzcompile.compiler.kernels.kernel_loops import check_dependences, find_definition
-from fuzzcompile.compiler.kernels.lowering_control import Control, can_fall_back, find_lowering_source, parse_operator
+from fuzzcompile.compiler.kernels.lowering_control import (
+    Control,
+    can_fall_back,
+    find_lowering_source,
+    lowers_draw,
+    parse_operator,
+)
 from fuzzcompile.compiler.operators.decompositions import find_operator, get_operator_family, is_view
 from fuzzcompile.compiler.operators.operator_application import find_fake_function
 from fuzzcompile.compiler.session import get_effective_setting
@@ -106,7 +111,8 @@ def _iter_operators(divergence: Divergence) -> Iterator[LoweredStep]:
         yield from (each for each in wrong if each.exact)
         return
     if divergence.experiments.runs.draws and divergence.trial.sampled is None:
-        drawing = ((look.lowered, node.name) for look in graphs for node in list_drawing_nodes(look.lowered.snapshot))
+        called = ((look.lowered, node) for look in graphs for node in look.lowered.snapshot.graph.nodes)
+        drawing = ((lowered, node.name) for lowered, node in called if lowers_draw(lowered, node))
         yield from (LoweredStep(lowered, (name,), step=0.0) for lowered, name in drawing if name in lowered.labels)
     yield from wrong
     if not any(each.exact for each in wrong):  # else nothing is left to explain, and kernels cost several evaluations

@@ -385,3 +385,27 @@ def test_an_error_is_proved_where_what_is_left_is_a_fault_of_aot_autograd(write_
     report = triage(load_case(write_case(RAISING_BESIDE_ANOTHER)), CPU).to_json()
     assert report["verdict"] == "runtime_error" and "expected size" in report["detail"]
     assert (report["culprit"]["rewrite"], report["culprit"]["necessary"]) == ("aten.uniform.default", True)
+
+
+# Nobody reads the second draw, which compiled code leaves out; it waits for the first one, and the third for it.
+UNREAD_DRAW = """
+import torch
+
+OPTIONS = {"fallback_random": True}
+
+def program(x):
+    a = torch.empty_like(x).uniform_() + x
+    torch.empty_like(x).bernoulli_(0.3)
+    return a + torch.rand_like(x)
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(6, 8),)
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="later ones may have it right")
+def test_a_draw_that_is_left_out_among_others_that_wait_is_named(write_case):
+    report = triage(load_case(write_case(UNREAD_DRAW)), CPU).to_json()
+    assert (report["verdict"], report["confidence"]) == ("miscompile", "high")
+    assert (report["culprit"]["rewrite"], report["culprit"]["necessary"]) == ("aten.bernoulli.p", True)
