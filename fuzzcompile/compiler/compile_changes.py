@@ -9,10 +9,12 @@ import unittest.mock
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, Self
 
 from fuzzcompile.compiler import graph_breaks
+from fuzzcompile.compiler.graph_caches import GRAPH_CACHES, GraphCache, keep_graphs
 from fuzzcompile.compiler.instruction_words import Instruction
 from fuzzcompile.compiler.instructions import InstructionTrace
 from fuzzcompile.compiler.kernels import compiler_flags
@@ -24,8 +26,9 @@ from fuzzcompile.compiler.watch import aot_autograd, patch_table
 from fuzzcompile.compiler.watch.recorder import Recorder
 from fuzzcompile.compiler.watch.torch_patch import install_patches
 from fuzzcompile.compiler.watch.unseen import Unseen
-from fuzzcompile.model.contract import COMPILE, EXPORT
+from fuzzcompile.model.contract import CACHED, COMPILE, EXPORT
 from fuzzcompile.model.facts import NumberFunction
+from fuzzcompile.model.stages import RUNTIME
 from fuzzcompile.run.torch_attributes import replace_attributes
 
 
@@ -139,6 +142,34 @@ class CompilePath(_NameChange):
 
     form = "path={}"
     said = MappingProxyType({COMPILE: "torch.compile(...)", EXPORT: "torch.export.export(...).module()"})
+
+
+_NOTHING_RESTORED = Unseen("torch's caches on disk", "no graph came out of them", (RUNTIME,), "stored graphs")
+
+
+@dataclass(frozen=True)
+class GraphsFromDisk(CompilePath):
+    """Graphs from those of torch's caches on disk that lie in ``folder``, as another process has stored them."""
+
+    name: str = CACHED
+    folder: Path = Path()
+    caches: tuple[GraphCache, ...] = GRAPH_CACHES
+
+    @property
+    def kind(self) -> type[CompileChange]:
+        """The class of changes of which a compile has one."""
+        return CompilePath
+
+    @contextlib.contextmanager
+    def apply(self, recorder: Recorder) -> Iterator[None]:
+        """Compile the block with these caches, and note how many graphs have come out of them."""
+        before = [cache.count_hits() for cache in self.caches]
+        with keep_graphs(self.folder, self.caches):
+            yield
+        hits = (cache.count_hits() - earlier for cache, earlier in zip(self.caches, before, strict=True))
+        recorder.ledger.restored = max(0, sum(hits))  # a program may clear the counters itself
+        if not recorder.ledger.restored and self.caches == GRAPH_CACHES:  # else some are left out on purpose
+            recorder.ledger.unseen.note(_NOTHING_RESTORED)
 
 
 class BypassedNodes(_ListChange):

@@ -23,7 +23,8 @@ _FOLDER = "It returns a path and nothing else; where torch has no such function,
 class GraphCache:
     """One cache: the entry of a config that switches it on, its counter of hits, and what makes its keys.
 
-    ``folder`` is the function that says where it lies, ``key`` the place of what makes its keys.
+    ``folder`` is the function that says where it lies, ``key`` the place of what makes its keys, ``load`` of what
+    restores a graph.
     """
 
     name: str
@@ -32,6 +33,7 @@ class GraphCache:
     hits: tuple[str, str]
     folder: ReplacedAttribute
     key: str
+    load: str
 
     @property
     def is_on(self) -> bool:
@@ -54,6 +56,7 @@ FX_GRAPHS = GraphCache(
     ("inductor", "fxgraph_cache_hit"),
     ReplacedAttribute("torch._inductor.codecache", "FxGraphCache._get_tmp_dir", unprobed=_FOLDER),
     "torch._inductor.codecache:compiled_fx_graph_hash",
+    "torch._inductor.codecache:FxGraphCache.load_with_key",
 )
 TRACED_GRAPHS = GraphCache(
     "the cache of AOTAutograd's graphs",
@@ -64,6 +67,7 @@ TRACED_GRAPHS = GraphCache(
         "torch._functorch._aot_autograd.autograd_cache", "AOTAutogradCache._get_tmp_dir", unprobed=_FOLDER
     ),
     "torch._functorch._aot_autograd.autograd_cache:autograd_cache_key",
+    "torch._functorch._aot_autograd.autograd_cache:AOTAutogradCache.try_load",
 )
 GRAPH_CACHES = (FX_GRAPHS, TRACED_GRAPHS)
 """Those that torch uses without a server; one cannot be used without those before it."""

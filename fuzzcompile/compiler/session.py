@@ -20,6 +20,7 @@ from fuzzcompile.compiler.compile_changes import (
     CompiledAnew,
     CompileMode,
     CompilePath,
+    GraphsFromDisk,
     InductorSettings,
     Lowered,
     ProgramsInOrder,
@@ -47,7 +48,7 @@ from fuzzcompile.compiler.watch.fresh_calls import call_anew
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.recorder import Recorder
 from fuzzcompile.compiler.watch.torch_patch import install_patches
-from fuzzcompile.model.contract import COMPILE
+from fuzzcompile.model.contract import COMPILE, EXPORTED
 from fuzzcompile.model.errors import CaseError
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DYNAMO
@@ -147,6 +148,8 @@ def open_session(settings: CompileSettings, how: Compilation) -> Iterator[Compil
     Inductor's FX graph cache and AOTAutograd's cache are off: with them a second compile runs no passes at
     all, and a veto that never ran would look like a rewrite that is not needed.
     """
+    if isinstance(how.get(CompilePath), GraphsFromDisk):
+        how = replace(how, record=False)  # no key is made of functions that are watched, and nothing is stored
     screen = how.screen or explain_unfit_kernels() is not None
     # Inputs are kept to replay snapshots on.
     recorder = Recorder(snapshots=how.record, screen=screen, capturing=how.record)
@@ -155,9 +158,9 @@ def open_session(settings: CompileSettings, how: Compilation) -> Iterator[Compil
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
         enter(_apply_settings(settings))
+        enter(_switch_off_caches())
         for change in how.changes:
             enter(change.apply(recorder))
-        enter(_switch_off_caches())
         asked = settings.options
         enter(install_patches(recorder, patch_table.GRAPHS, lambda entry: asked.get(entry, get_setting(entry))))
         if how.kernels or control:  # values of kernels are to be kept, or something is to be changed
@@ -213,7 +216,7 @@ def _apply_settings(settings: CompileSettings) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _switch_off_caches() -> Iterator[None]:
-    """What no case and no change sets: compiles without caches and, for a target, without its device."""
+    """What no case sets: compiles without caches and, for a target, without its device."""
     always: dict[str, object] = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
     traced: dict[str, object] = {"enable_autograd_cache": False}
     if current_target() is not None:  # backward is compiled while torch is told of it, and nothing is recorded
@@ -243,7 +246,7 @@ class CompileSession:
 
     def _compile(self, target: Callable[..., object]) -> Callable[..., Any]:
         path = find_path(self.settings, self.how)
-        if path != COMPILE:
+        if path in EXPORTED:
             options = {key: value for key, value in self.settings.options.items() if key not in self.how.config}
             dynamic = bool(self.settings.dynamic)
             return ExportedCallable(target, path, dynamic=dynamic, options=options, recorder=self.recorder)

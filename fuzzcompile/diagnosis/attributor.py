@@ -56,7 +56,7 @@ from fuzzcompile.diagnosis.stages.stage_table import (
     look_at_sides,
     look_in_order,
 )
-from fuzzcompile.model.contract import AOTI, COMPILE, EXPORT, PATHS
+from fuzzcompile.model.contract import AOTI, CACHED, COMPILE, EXPORT, PATHS
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.signatures import drop_fingerprint
@@ -253,7 +253,7 @@ def _attribute_around_rewrites(ablator: Ablator) -> Attribution:
     if _has_own_backend(ablator):
         flawed = look_in_order(ablator, Shows.IN_PROGRAM)
         return flawed or _attribute_under(ablator, Backend("inductor")) or _attribute_by_ladder(ablator)
-    shared = _attribute_under(ablator, CompilePath(COMPILE)) if path == AOTI else None
+    shared = _attribute_under(ablator, CompilePath(COMPILE)) if path in (AOTI, CACHED) else None
     return shared or look_around_rewrites(ablator) or _attribute_with_casts(ablator) or _attribute_by_ladder(ablator)
 
 

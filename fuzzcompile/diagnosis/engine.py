@@ -47,7 +47,7 @@ from fuzzcompile.diagnosis.triage_report import Cost, TriageReport, find_rewrite
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.diagnosis.wrong_side import SideVerdict, attribute_eager_fault, find_wrong_side
-from fuzzcompile.model.contract import AOTI, EAGER, EXPORT, ErrorMapJson
+from fuzzcompile.model.contract import CACHED, EAGER, EXPORTED, ErrorMapJson
 from fuzzcompile.model.errors import MachineUnfit
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.judge_task import JudgeTask
@@ -404,9 +404,10 @@ def triage(
     experiments = Experiments(case, device, how, against=task.against, tolerances=task.tolerances)
     if case.settings.path == EAGER:
         return _triage_eager(experiments, spent, progress)
-    looking = _run_eager(experiments, quick=task.screen)
+    screens = task.screen and case.settings.path != CACHED  # stored graphs are code
+    looking = _run_eager(experiments, quick=screens)
     progress.note_eager()
-    early = _screen(looking, task.known, spent) if task.screen else None
+    early = _screen(looking, task.known, spent) if screens else None
     if early is None:
         trial = experiments.trial()
         refuse_unsupported(experiments, trial)
@@ -528,7 +529,7 @@ def _refuse_as_users_do(answer: JudgedTrial) -> JudgedTrial:
 def _judge_baseline(answer: JudgedTrial) -> JudgedTrial:
     """The answer; or that on the exported program which compiled was compared with, if it is that which is wrong."""
     experiments = answer.experiments
-    if experiments.against not in (EXPORT, AOTI) or not experiments.baseline_judgement.verdict.is_bug:
+    if experiments.against not in EXPORTED or not experiments.baseline_judgement.verdict.is_bug:
         return answer
     how = experiments.how.without(Backend).under(CompilePath(experiments.against))
     exported = Experiments(experiments.case, experiments.device, how, tolerances=experiments.tolerances)

@@ -37,7 +37,7 @@ from fuzzcompile.run.case import Case
 Keep = Literal["verdict", "culprit"]
 # What is wrong before code generation shows without it.
 _SCREENABLE = (*GRAPH_STAGES, *AROUND_CAPTURE)
-_NEEDS_CODE = (Verdict.CRASH, Verdict.TIMEOUT, Verdict.NONDETERMINISTIC)
+_NEEDS_CODE = (Verdict.CRASH, Verdict.TIMEOUT, Verdict.NONDETERMINISTIC, Verdict.STALE)
 # The part of an error's message that says which error it is: sizes and names come later.
 _MESSAGE = 60
 # What is found of a value whose elements are right.
@@ -220,7 +220,7 @@ def _look_beside(
         culprit = stale.attribution.culprit if stale is not None else None
         if stale is None or culprit is None:
             return Verdict.INVALID, ()
-        return stale.decision.verdict, (Suspect(DYNAMO, culprit.family, culprit.source),)
+        return stale.decision.verdict, (Suspect(culprit.stage, culprit.family, culprit.source),)
     if wanted == Verdict.EAGER_WRONG:
         side = find_wrong_side(experiments, trial, decision)
         blamed = () if side is None else (Suspect(ATEN, side.family),)

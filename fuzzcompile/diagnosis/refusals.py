@@ -13,7 +13,7 @@ from fuzzcompile.diagnosis.oracle.judgement import compare
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model import hints
-from fuzzcompile.model.contract import COMPILE
+from fuzzcompile.model.contract import EXPORTED
 from fuzzcompile.model.errors import EnvironmentUnfit, MachineUnfit
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DYNAMO
@@ -120,7 +120,7 @@ def refuse_unsupported(experiments: Experiments, trial: Trial) -> None:
     case, failure = experiments.case, trial.observation.failure
     if failure is not None and failure.type_name == "RecompileError" and case.settings.dynamo.get("error_on_recompile"):
         raise CannotJudge(f"{case.name} asks for error_on_recompile and is compiled anew: {failure.message}.")
-    if failure is not None and find_path(case.settings, trial.how) != COMPILE:
+    if failure is not None and find_path(case.settings, trial.how) in EXPORTED:
         if failure.unsupported and experiments.runs.eager.failure is None:
             raise CannotJudge(
                 f"{case.name} cannot be exported, within the limits that torch.export documents: "

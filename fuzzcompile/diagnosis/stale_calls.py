@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fuzzcompile.compiler.compile_changes import SETTINGS, CompileChange, CompiledAnew
-from fuzzcompile.compiler.graph_caches import GraphCache
+from fuzzcompile.compiler.compile_changes import SETTINGS, CompileChange, CompiledAnew, CompilePath, GraphsFromDisk
+from fuzzcompile.compiler.graph_caches import GRAPH_CACHES, GraphCache
 from fuzzcompile.compiler.kernels.kernel_loops import find_definition
 from fuzzcompile.compiler.session import find_path
 from fuzzcompile.compiler.torch_config import has_entry, load_config
@@ -21,7 +21,7 @@ from fuzzcompile.compiler.watch.ledger import GuardRecord, Ledger
 from fuzzcompile.diagnosis.attribution.culprit import Ablation, Attribution, Culprit, Workaround
 from fuzzcompile.diagnosis.decision import Decision
 from fuzzcompile.diagnosis.trials.experiments import Experiments
-from fuzzcompile.model.contract import COMPILE
+from fuzzcompile.model.contract import CACHED, COMPILE
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.model.facts import UnsafeSetting, facts
@@ -95,14 +95,17 @@ class StaleCall:
 def find_stale_call(experiments: Experiments, decision: Decision) -> StaleCall | None:
     """Return what made a graph stale, of a bug that shows with the graphs of earlier calls alone; None otherwise."""
     case = experiments.case
-    if not decision.verdict.is_bug or not (case.calls or case.run) or experiments.against != "eager":
+    stored, path = experiments.how.get(CompilePath), find_path(case.settings, experiments.how)
+    if not decision.verdict.is_bug or experiments.against != "eager" or experiments.how.screen:
         return None
-    if find_path(case.settings, experiments.how) != COMPILE or experiments.how.screen:
+    if path not in (COMPILE, CACHED) or (path == COMPILE and not (case.calls or case.run)):
         return None
     if decision.evidence.replays:
         return None  # the values of its calls are within rounding
 
-    def attempt(changes: Sequence[CompileChange]) -> Attempt:
+    def attempt(changes: Sequence[CompileChange], caches: Sequence[GraphCache] = ()) -> Attempt:
+        if isinstance(stored, GraphsFromDisk):
+            changes = [*changes, replace(stored, caches=tuple(caches)) if caches else CompilePath(COMPILE)]
         trial = experiments.trial(replace(experiments.how.under(*changes), record=False))
         judgement = trial.judgement
         apart = (comparison.name for comparison in judgement.comparisons if comparison.finding not in AGREEING)
@@ -110,6 +113,8 @@ def find_stale_call(experiments: Experiments, decision: Decision) -> StaleCall |
         right = not judgement.verdict.is_bug and not judgement.suspicious
         return Attempt(right, trial.ledger, min(calls) + 1 if calls else None, judgement.verdict in ERRORS)
 
+    if path == CACHED:
+        return explain_cached_graph(attempt, decision, GRAPH_CACHES, own=not (case.calls or case.run))
     return explain_stale_call(attempt, decision)
 
 
@@ -182,10 +187,13 @@ def _is_traced_for_itself(usual: Attempt, eager: Collection[int]) -> bool:
     return traced[1] > 0 and all(traced[call] >= traced[1] for call in later)
 
 
-def explain_cached_graph(attempt: CachedCompile, decision: Decision, hit: Sequence[GraphCache]) -> StaleCall | None:
-    """Find the cache on disk that gave a call the graph of another program; None where they are not why.
+def explain_cached_graph(
+    attempt: CachedCompile, decision: Decision, hit: Sequence[GraphCache], *, own: bool = False
+) -> StaleCall | None:
+    """Find the cache on disk that gave a call a wrong graph; None where they are not why.
 
-    ``hit`` are those that a graph has come out of. With none of them, the calls must be right.
+    ``hit`` are those that a graph has come out of. With none of them, the calls must be right. The graph is that of
+    another program, unless none but the program's ``own`` can have been stored.
     """
     if not hit or not attempt([], ()).right:
         return None
@@ -199,13 +207,17 @@ def explain_cached_graph(attempt: CachedCompile, decision: Decision, hit: Sequen
     calls = attempt([CompiledAnew()], ()).ledger.calls
     changes = _list_changes(calls) if len(calls) > 1 else {}
     said = [calls[number].describe_change(name, calls[0]) for name, number in changes.items()][:_MOST]
-    file, line = find_definition(needed.key)
-    module, _, name = needed.key.partition(":")
+    place = needed.load if own else needed.key
+    file, line = find_definition(place)
+    module, _, name = place.partition(":")
     stage = find_file_stage(get_module_file(module)) or RUNTIME
     details: DetailsJson = {"kind": "cache", "between_calls": said}
-    culprit = Culprit(stage, None, name, "cache key", (), file, line, necessary=True, details=details)
+    culprit = Culprit(
+        stage, None, name, "restored graph" if own else "cache key", (), file, line, necessary=True, details=details
+    )
     setting = f"torch._{needed.config}.config.{needed.entry} = False"
-    told = f"a call runs a graph that {needed.name} on disk keeps of another program; without it, it is right"
+    whose = "of the program as another process compiled it" if own else "of another program"
+    told = f"a call runs a graph that {needed.name} on disk keeps {whose}; without it, it is right"
     attribution = Attribution(culprit, ablations=ablations, workaround=Workaround(setting))
     return StaleCall(replace(decision, verdict=Verdict.STALE, detail=told), attribution)
 

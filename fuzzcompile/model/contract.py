@@ -79,7 +79,7 @@ class EvidenceJson(TypedDict, total=False):
     float64_step: float | None  # the largest step of a rewrite in float64, in units of the result's size
     survives_float64: bool | None  # whether the difference is still there when compiled in float64; null: not tried
     against: str  # what the compiled program was compared with
-    path: str  # the side that was judged: ``compile``, ``export`` or ``aoti``
+    path: str  # the side that was judged: ``compile``, or what ``PATH`` of the case says
     threads: int  # the CPU threads that code was generated for
     graphs: int  # how many graphs dynamo captured; ``graph_breaks`` says why it stopped
     graph_breaks: list[str]
@@ -289,11 +289,13 @@ def read_target(report: ReportJson) -> str | None:
 
 # Ways to run a program, as a case file's ``PATH`` spells them. Needs no torch.
 
-COMPILE, EXPORT, AOTI, EAGER = "compile", "export", "aoti", "eager"
-PATHS = (COMPILE, EXPORT, AOTI, EAGER)
-"""``torch.compile``; ``torch.export``, whose program runs in eager mode; AOTInductor, which compiles that program; and
-eager mode alone, which is held against a second reference: nothing is compiled, and values called so are the
-reference's."""
+COMPILE, EXPORT, AOTI, EAGER, CACHED = "compile", "export", "aoti", "eager", "cached"
+PATHS = (COMPILE, EXPORT, AOTI, EAGER, CACHED)
+"""``torch.compile``; ``torch.export``, whose program runs in eager mode; AOTInductor, which compiles that program;
+eager mode alone, held against a second reference: nothing is compiled, and values called so are the reference's; and
+``torch.compile`` once more, with the graphs that another process has stored in torch's caches on disk."""
+EXPORTED = (EXPORT, AOTI)
+"""The paths of a program that ``torch.export`` captures."""
 
 
 CORE = ("schema", "case", "torch", "device", "verdict", "is_bug", "confidence")

@@ -322,6 +322,8 @@ def proof(facts: IssueFacts) -> str:
     if facts.verdict == Verdict.EAGER_WRONG:
         right = "a second reference" if facts.path == EAGER else "the compiled program"
         return f"eager mode agrees with {right} {describe_repair(facts)}."
+    if read_details(culprit).get("kind") == "cache":
+        return "compiled anew without the cache, the program is right."
     if facts.verdict == Verdict.STALE:
         changed = " and ".join(f"`{name}`" for name, _ in list_changes(facts))
         return f"compiled anew only where {changed} changed, the calls are right."

@@ -49,7 +49,11 @@ def reach(facts: IssueFacts) -> str:
 
 # Settings that make eager and compiled comparable, and change nothing else.
 _NEUTRAL = ("fallback_random",)
-_PATHS = {"export": "torch.export.export", "aoti": "torch._inductor.aoti_compile_and_package"}
+_PATHS = {
+    "export": "torch.export.export",
+    "aoti": "torch._inductor.aoti_compile_and_package",
+    "cached": "graphs from torch's caches on disk",
+}
 
 
 def _opt_ins(constants: Mapping[str, object]) -> Iterator[str]:
@@ -153,6 +157,8 @@ def describe_effect(facts: IssueFacts) -> Effect:
         return _wrong_values(facts)
     if verdict == Verdict.METADATA:
         return _metadata(facts)
+    if verdict == Verdict.STALE and _is_from_cache(facts):
+        return Effect("gets a wrong graph from a cache on disk")
     if verdict == Verdict.STALE:
         changed = list_changes(facts)[:1]
         return Effect("runs the graph of an earlier call", f" after `{changed[0][0]}` has changed" if changed else "")
@@ -353,9 +359,16 @@ def _sentences(facts: IssueFacts) -> Iterator[str]:
     yield since(facts)
 
 
+def _is_from_cache(facts: IssueFacts) -> bool:
+    return read_details(facts.culprit).get("kind") == "cache"
+
+
 def _tell_stale_graph(facts: IssueFacts) -> Iterator[str]:
     """What changed between the calls, and how it was shown that no guard notices it."""
     if facts.verdict != Verdict.STALE:
+        return
+    if _is_from_cache(facts):
+        yield "Compiled anew without the cache, the program is right: the graph that the cache gave is not its graph."
         return
     for name, values in list_changes(facts):
         yield f"Between the calls, `{name}` changes ({values})."

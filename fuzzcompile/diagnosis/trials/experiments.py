@@ -17,6 +17,7 @@ from fuzzcompile.compiler.compile_changes import (
     Backend,
     CompileMode,
     CompilePath,
+    GraphsFromDisk,
     InductorSettings,
 )
 from fuzzcompile.compiler.session import (
@@ -41,8 +42,9 @@ from fuzzcompile.diagnosis.oracle.judgement import (
     with_eager_values,
 )
 from fuzzcompile.diagnosis.trials.case_runs import NOISE_RUNS, CaseRuns, CompileCounts, Trial
+from fuzzcompile.diagnosis.trials.stored_graphs import StoredGraphs
 from fuzzcompile.model.conditions import BASELINES, check_against
-from fuzzcompile.model.contract import AOTI, COMPILE, EAGER, EXPORT
+from fuzzcompile.model.contract import AOTI, CACHED, COMPILE, EAGER, EXPORT, EXPORTED
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.model.stages import RUNTIME
 from fuzzcompile.model.tolerances import Tolerances
@@ -136,6 +138,9 @@ class Experiments:
         self.tolerances = tolerances or Tolerances.load()
         self.quick, self.noise_runs = False, NOISE_RUNS
         self.runs, self.counts = CaseRuns(case, device), CompileCounts()
+        if find_path(case.settings, self.how) == CACHED:
+            self._stored = StoredGraphs(case, device)  # kept: the folder goes with it
+            self.how = self.how.under(GraphsFromDisk(folder=self._stored.folder))
         self._first_how = self.how  # what a baseline in another mode differs from
 
     def under(self, how: Compilation, *, quick: bool = False) -> Self:
@@ -205,7 +210,7 @@ class Experiments:
         """How the baseline is compiled; None for one that is not."""
         if self.against == "aot_eager":
             return Compilation((TRACE_ONLY,), record=False)
-        if self.against in (EXPORT, AOTI):
+        if self.against in EXPORTED:
             how = self._first_how.without(Backend).under(CompilePath(self.against))
         elif self.against in BASELINES:
             return None
@@ -480,7 +485,7 @@ def _check_baseline(case: Case, against: str, how: Compilation) -> None:
     if against == AOTI and case.backward:
         raise UsageError(f"AOTInductor computes no gradients, and {case.name} needs some; compare it with {EXPORT!r}.")
     own = find_path(case.settings, how)
-    if own in (EXPORT, AOTI) and against == own:
+    if own in EXPORTED and against == own:
         raise UsageError(f"{case.name} is run by {against!r} itself; name another way to compare with.")
     if own == EAGER and against != "eager":
         raise UsageError(f"{case.name} runs in eager mode alone (PATH): leave out --against {against}.")

@@ -44,7 +44,7 @@ from fuzzcompile.fuzz.near_misses.near_miss_registry import apply_near_misses
 from fuzzcompile.fuzz.operator_programs.elements import DRAWING
 from fuzzcompile.fuzz.operator_programs.production import add_program, add_programs_beside
 from fuzzcompile.fuzz.stateful_programs.grammar import draw_state
-from fuzzcompile.model.contract import AOTI, COMPILE, EXPORT
+from fuzzcompile.model.contract import AOTI, CACHED, COMPILE, EXPORT
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.inductor_toggles import EAGER_NUMBERS, FOR_GPU, OWN_RANDOM_STREAM
 from fuzzcompile.model.signatures import hash_source
@@ -308,7 +308,7 @@ def _draw_compile(pen: Pen, profile: Profile, layer: Part | None) -> Compile:
     odd = profile.near_misses
     mark = pen.draw_named(_MARKS)
     captured = pen.chance(50)
-    path = pen.draw_weighted([(COMPILE, 950), (EXPORT, 30), (AOTI, 20)])
+    path = pen.draw_weighted([(COMPILE, 930), (EXPORT, 30), (AOTI, 20), (CACHED, 20)])
     return Compile(
         grad=grad,
         dynamic=dynamic if again else None,

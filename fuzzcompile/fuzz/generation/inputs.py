@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fuzzcompile.fuzz.generation.spec import Attention, CaseSpec, Compile, Dims, FurtherCall, Mask, Part, Size
 from fuzzcompile.fuzz.idioms.registry import find_attention_traits, idiom, idioms
 from fuzzcompile.fuzz.near_misses.near_miss_registry import find_detour
-from fuzzcompile.model.contract import AOTI, COMPILE
+from fuzzcompile.model.contract import AOTI, COMPILE, EXPORTED
 from fuzzcompile.model.inductor_toggles import find_toggle
 from fuzzcompile.model.templates import get_template
 from fuzzcompile.programs.edits.tensor_values import LAYOUTS, fill_expression, format_tuple, join_sizes
@@ -327,9 +327,10 @@ def _fit_compile(spec: CaseSpec) -> Compile:
         captured=how.captured and depends_on_values,
     )
     # What export does not support: modes, graph breaks, Python state; and gradients under AOTInductor.
-    if breaks or recalled or spec.training or how.autocast or (how.path == AOTI and spec.backward):
+    refused = breaks or recalled or spec.training or how.autocast or (how.path == AOTI and spec.backward)
+    if refused and how.path in EXPORTED:
         how = replace(how, path=COMPILE)
-    if how.path != COMPILE:
+    if how.path in EXPORTED:
         how = replace(how, mode=None, fullgraph=False, mark=None, captured=False)
     calls = how.calls or ((FurtherCall(sequence="same"),) * 2 if recalled else ())
     if 0 in (spec.dims.batch, spec.dims.sequence) or spec.aliased:

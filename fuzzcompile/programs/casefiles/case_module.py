@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fuzzcompile.model.contract import AOTI, COMPILE, PATHS
+from fuzzcompile.model.contract import AOTI, CACHED, COMPILE, PATHS
 from fuzzcompile.model.errors import CaseError, format_message
 from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.programs.casefiles.case_file import CaseFile, read_source
@@ -95,7 +95,7 @@ def _settings(path: Path, namespace: Mapping[str, Any], *, backward: bool) -> Co
     wanted = namespace.get("PATH", COMPILE)
     if wanted not in PATHS:
         raise CaseError(f"{path}: PATH is {wanted!r}; use one of {', '.join(PATHS)}.")
-    if wanted != COMPILE and any(namespace.get(name) for name in ("BACKEND", "MODE", "FULLGRAPH")):
+    if wanted not in (COMPILE, CACHED) and any(namespace.get(name) for name in ("BACKEND", "MODE", "FULLGRAPH")):
         raise CaseError(f"{path}: BACKEND, MODE, FULLGRAPH are torch.compile's; remove them, or PATH = {wanted!r}.")
     if wanted == AOTI and backward:
         raise CaseError(f"{path}: AOTInductor computes no gradients; remove BACKWARD, or use PATH = 'export'.")

@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from fuzzcompile.compiler.custom_code import describe_backend, find_root, get_module_name, has_custom_code, list_passes
-from fuzzcompile.model.contract import AOTI, COMPILE, EAGER, ReportJson, read_target
+from fuzzcompile.model.contract import AOTI, CACHED, EAGER, EXPORTED, ReportJson, read_target
 from fuzzcompile.model.custom import ObjectPath
 from fuzzcompile.model.errors import CaseError, UsageError
 from fuzzcompile.model.templates import get_environment
@@ -76,7 +76,7 @@ _PHRASES: dict[str, str] = {
     Verdict.ALIASING: "Wrong mutation",
     Verdict.PRECISION_LOSS: "Lost precision",
     Verdict.EAGER_WRONG: "Wrong values in eager mode",
-    Verdict.STALE: "A graph of an earlier call is run",
+    Verdict.STALE: "A stale graph is run",
     Verdict.COMPILE_ERROR: "An error",
     Verdict.RUNTIME_ERROR: "An error at run time",
     Verdict.ACCEPTS_INVALID: "An invalid program is accepted",
@@ -132,7 +132,8 @@ def confirm_reproducer(source: str, *, plants: Sequence[Path] = (), timeout: flo
     ``plants`` first. A process that the script starts by itself, as for a crash, does not have them.
     """
     command = ("-m", "fuzzcompile.programs.scripts.planted_script", *map(str, plants)) if plants else ()
-    ran = run_alone(source, command=command, environment=_PLANTED if plants else None, timeout=timeout)
+    planted = OWN_PACKAGE if _STORED[1] in source else _PLANTED  # it has a cache folder of its own
+    ran = run_alone(source, command=command, environment=planted if plants else None, timeout=timeout)
     said = any(line.startswith(_BUG) for line in ran.output.splitlines())
     return replace(ran, confirmed=ran.status == 1 and said)
 
@@ -192,6 +193,14 @@ _GENERATOR = f"torch.manual_seed({COTANGENT_SEED})"
 # Export takes modules.
 _AS_MODULE = 'type("Program", (torch.nn.Module,), {"forward": lambda self, *args: model(*args)})()'
 
+# Another process runs the same script first, and so fills torch's caches on disk.
+_STORED = (
+    "import os, subprocess, sys, tempfile",
+    'if "STORED" not in os.environ:',
+    '    os.environ |= {"STORED": "1", "TORCHINDUCTOR_CACHE_DIR": tempfile.mkdtemp()}',
+    "    subprocess.run([sys.executable, *sys.argv], stdout=subprocess.DEVNULL)",
+)
+
 
 def write_reproducer(plan: ScriptPlan, report: ReportJson) -> str:
     """The text of the reproducer for a script that was chosen for ``report``."""
@@ -230,7 +239,7 @@ class _Texts:
 
     @property
     def compiled(self) -> str:
-        if self.settings.path not in (COMPILE, EAGER):  # beside eager mode alone, the compiler is another opinion
+        if self.settings.path in EXPORTED:  # beside eager mode alone, the compiler is another opinion
             return self._export()
         whole = "OPTIONS" in find_bound_names(self.plan.source)
         arguments = {
@@ -341,4 +350,5 @@ class _Texts:
             lines.append("from torch.export import Dim")
         if trees := [name for name in ("tree_leaves", "tree_map", "tree_structure") if f"{name}(" in text]:
             lines.append(f"from torch.utils._pytree import {', '.join(trees)}")
-        return [*lines, *["torch._inductor.config.fallback_random = True"] * self.probe.random]
+        lines += ["torch._inductor.config.fallback_random = True"] * self.probe.random
+        return [*lines, *_STORED] if self.settings.path == CACHED else lines
