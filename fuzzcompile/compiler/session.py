@@ -8,7 +8,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -26,6 +26,7 @@ from fuzzcompile.compiler.compile_changes import (
     ProgramsInOrder,
     Templates,
 )
+from fuzzcompile.compiler.custom_code import make_backend_label
 from fuzzcompile.compiler.export import ExportedCallable, ExportError
 from fuzzcompile.compiler.graph_breaks import DynamoCounts
 from fuzzcompile.compiler.kernels.kernel_patches import LoweringWatch
@@ -47,6 +48,7 @@ from fuzzcompile.compiler.watch.compiler_errors import (
 from fuzzcompile.compiler.watch.fresh_calls import call_anew
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.recorder import Recorder
+from fuzzcompile.compiler.watch.stage_patches import watch_backend
 from fuzzcompile.compiler.watch.torch_patch import install_patches
 from fuzzcompile.model.contract import COMPILE, EXPORTED
 from fuzzcompile.model.errors import CaseError
@@ -266,6 +268,9 @@ class CompileSession:
         if mode and (options or given):  # torch.compile takes one of the two: a mode is nothing but options
             options = {**torch._inductor.list_mode_options(mode), **options}
             options, mode = {key: value for key, value in options.items() if key not in given}, None
+        label = make_backend_label(backend)
+        if own and not str(label.source).startswith("torch/"):
+            backend = watch_backend(self.recorder, label, torch._dynamo.lookup_backend(cast(Any, backend)))
         bypassed = self.how.get(BypassedNodes)
         if bypassed is not None:
             return torch.compile(target, backend=operator_crossref.bypass_nodes(bypassed.names, backend), **arguments)

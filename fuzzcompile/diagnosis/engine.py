@@ -192,7 +192,7 @@ class JudgedTrial:
             against=experiments.against,
             path=find_path(experiments.case.settings, trial.how),
             threads=torch.get_num_threads(),
-            graphs=len(trial.ledger.frames) or trial.ledger.graphs,
+            graphs=sum(not frame.of_backend for frame in trial.ledger.frames) or trial.ledger.graphs,
             # Of a program that was never captured, dynamo lists errors and no breaks.
             graph_breaks=trial.ledger.graph_breaks if trial.ledger.graphs else (),
             warnings=compare_warnings(experiments.runs.eager, trial.observation),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from unittest import mock
 
 import planting
 import pytest
 import torch
+from torch import fx
 from torch._inductor.fx_passes import post_grad
 
 from fuzzcompile.diagnosis.engine import triage
@@ -42,6 +44,12 @@ def right_before_inductor(model, inputs):
     from torch._inductor.compile_fx import compile_fx
 
     return compile_fx(model, inputs)
+
+
+def tidies(model, inputs):
+    model.graph.eliminate_dead_code()
+    model.recompile()
+    return model
 
 
 def raises(model, inputs):
@@ -150,10 +158,12 @@ def test_a_wrong_backend_is_the_culprit(judged, backend: str, name: str, line: s
     assert culprit.necessary is True
     assert report.confidence == "high"
     repaired = {ablation.toggle for ablation in report.attribution.ablations if ablation.repairs}
-    assert {"backend=eager", "backend=aot_eager", "backend=inductor"} <= repaired
+    assert f"veto {name}" in repaired
+    assert culprit.sufficient is True
+    assert report.graphs == (verdict != "compile_error")
 
 
-@pytest.mark.parametrize("backend", ["right", "right_before_inductor", "eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["right", "tidies", "right_before_inductor", "eager", "aot_eager"])
 def test_a_right_backend_is_judged_and_clean(judged, backend: str):
     report = judged(backend)
     assert report.verdict in ("equal", "rounding")
@@ -164,6 +174,20 @@ def test_a_wrong_rewrite_of_inductor_behind_the_backend_is_inductors(judged):
     with planting.handler(post_grad.pass_patterns[1], planting.aten.sin.default, planting.sin_off):
         culprit = judged("right_before_inductor").attribution.culprit
     assert (culprit.stage, culprit.rewrite, culprit.necessary) == ("post_grad", "sin_off", True)
+
+
+def test_a_wrong_function_of_torch_that_the_backend_calls_is_torchs(judged):
+    original = fx.Graph.eliminate_dead_code
+
+    def remove_too_much(graph, *args, **kwargs):
+        for node in graph.find_nodes(op="call_method", target="sin"):
+            node.replace_all_uses_with(node.args[0])
+        return original(graph, *args, **kwargs)
+
+    with mock.patch.object(fx.Graph, "eliminate_dead_code", remove_too_much):
+        culprit = judged("tidies").attribution.culprit
+    assert (culprit.stage, culprit.rewrite) == ("pre_grad", "eliminate_dead_code")
+    assert (culprit.necessary, culprit.sufficient) == (True, True)
 
 
 # -- passes -------------------------------------------------------------------------------------------

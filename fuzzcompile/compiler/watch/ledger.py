@@ -297,6 +297,7 @@ class Frame:
     parameters: list[torch.Tensor] = field(default_factory=list)  # left inside of dynamo's graph, to be frozen
     partitions: list[GraphPartition] = field(default_factory=list)
     analysis: MetadataAnalysis | None = None
+    of_backend: bool = False  # nothing but what a user's backend changed: what it calls to compile has other frames
     repeats_outputs: bool = False  # a compiled graph gave one tensor in several places
 
     def find_record(self, stage: str, direction: str | None = None) -> GraphRecord | None:

@@ -34,7 +34,7 @@ from fuzzcompile.compiler.watch.ledger import (
 from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.facts import facts
-from fuzzcompile.model.stages import JOINT_GRAPH, PARTITION, RUNTIME
+from fuzzcompile.model.stages import JOINT_GRAPH, PARTITION, PRE_GRAD, RUNTIME
 from fuzzcompile.run.tensors import KnownCopies, copy_tree, is_plain, measure_storages
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class _OpenStage:
     top: fx.GraphModule
     current: fx.GraphModule
     mark: GraphState | None = None
+    around: Label | None = None  # what changes the graph outside of any pass, where that has a name
 
 
 @dataclass
@@ -185,6 +186,35 @@ class Recorder:
                     outer.top = outer.current = opened.top
                 self._drop_if_empty(outer.record)
                 self.restart_record()
+
+    @contextlib.contextmanager
+    def record_backend(self, label: Label, module: fx.GraphModule) -> Iterator[Frame]:
+        """A backend that goes by ``label`` has dynamo's graph: if it changes that, a frame with nothing else in it."""
+        self.frame = frame = Frame(len(self.ledger.frames), of_backend=True)
+        try:
+            with self.record_stage(PRE_GRAD, module):
+                self.frame, self._stages[-1].around = None, label  # compilers that it calls have frames of their own
+                try:
+                    with self.blame(label):
+                        yield frame
+                finally:
+                    self.record_change()
+        finally:
+            self.frame = None
+            if any(record.rewrites for record in frame.records):
+                frame.index = len(self.ledger.frames)
+                self.ledger.frames.append(frame)
+
+    @contextlib.contextmanager
+    def leave_stages(self) -> Iterator[None]:
+        """Another compiler has the graph in the block: what it changes is of no stage under way."""
+        self.record_change()
+        outer, self._stages = self._stages, []
+        try:
+            yield
+        finally:
+            self._stages = outer
+            self.restart_record()
 
     def restart_record(self) -> None:
         """The graph is another one, or its inputs are: what follows is recorded apart, to be replayed on those."""
@@ -357,7 +387,8 @@ class Recorder:
             if label is None and self._applied and self._applied[-1][0] == len(self._passes):
                 _, label, nodes, site = self._applied[-1]  # its handler goes on to call a pass
             elif label is None:
-                label = self._passes[-1] if self._passes else Label(record.stage, None, _OUTSIDE)
+                outside = opened.around or Label(record.stage, None, _OUTSIDE)
+                label = self._passes[-1] if self._passes else outside
                 label = self._announced or label
             self._announced = None
             self._take_snapshot(opened)

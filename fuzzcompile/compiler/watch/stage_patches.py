@@ -30,7 +30,16 @@ from fuzzcompile.compiler.watch.ledger import (
 from fuzzcompile.compiler.watch.recorder import Recorder, has_tangents
 from fuzzcompile.compiler.watch.torch_patch import Function, contain_errors
 from fuzzcompile.compiler.watch.unseen import Unseen
-from fuzzcompile.model.stages import DECOMPOSITION, GRAPH_STAGES, JOINT_GRAPH, LOWERING, PARTITION, POST_GRAD, SCHEDULER
+from fuzzcompile.model.stages import (
+    DECOMPOSITION,
+    GRAPH_STAGES,
+    JOINT_GRAPH,
+    LOWERING,
+    PARTITION,
+    POST_GRAD,
+    PRE_GRAD,
+    SCHEDULER,
+)
 
 if TYPE_CHECKING:
     from torch._inductor.graph import GraphLowering
@@ -81,7 +90,7 @@ def wrap_compile_fx(
         inner = functools.partial(compile_screened, opaque=recorder.opaque)
     recorder.frame = frame
     try:
-        with describe_target():
+        with recorder.leave_stages(), describe_target():
             inputs = move_to_target(model, example_inputs)
             compiled = original(model, inputs, *args, inner_compile=_watch_inner(recorder, frame, inner), **kwargs)
     except RestartAnalysis:  # dynamo throws this attempt away and captures the graph anew
@@ -98,6 +107,23 @@ def wrap_compile_fx(
         recorder.interpreter = cast("Callable[..., object]", compiled)
         return CompiledAOTI(filename=[], device_type="cpu")
     return _capture_calls(recorder, cast(Function, compiled), frame.dynamo_calls)
+
+
+def watch_backend(recorder: Recorder, label: Label, backend: Function) -> Function:
+    """A backend of the user's own, which may change dynamo's graph; refused, it leaves the graph to eager mode."""
+
+    def compile_graph(original: Function, module: fx.GraphModule, *args: object, **kwargs: object) -> object:
+        if recorder.refuses(label, container=True):
+            return module.forward
+        with recorder.record_backend(label, module) as frame:
+            compiled = original(module, *args, **kwargs)
+        changes = any(record.rewrites for record in frame.records)
+        return _capture_calls(recorder, cast(Function, compiled), frame.dynamo_calls) if changes else compiled
+
+    def make_unseen(why: str) -> Unseen:
+        return Unseen("own backend", why, (PRE_GRAD,), "changes of dynamo's graph by a backend")
+
+    return contain_errors(recorder, make_unseen, compile_graph, backend)
 
 
 def _is_ahead_of_time() -> bool:
