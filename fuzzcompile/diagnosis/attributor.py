@@ -157,13 +157,19 @@ def _iter_candidates(culprit: Culprit, ablator: Ablator) -> Iterator[CompileChan
 _EARLIER = (DYNAMO, FUNCTIONALIZATION)
 
 
-def attribute(ablator: Ablator, *, thorough: bool = False) -> Attribution:
+def attribute(ablator: Ablator, *, thorough: bool = False, unsteady: bool = False) -> Attribution:
     """Look where the table of the stages says, in its order; out of time, name the first suspect as it stands.
 
-    ``thorough`` tries every backend of the ladder that PyTorch's issue form asks for, whatever is at fault.
+    ``thorough`` tries every backend of the ladder that PyTorch's issue form asks for, whatever is at fault. Of a bug
+    that comes and goes (``unsteady``), each compile is made several times, and one that stays away has no culprit.
     """
     attribution: Attribution | None = None
     try:
+        if unsteady:
+            repeating = ablator.repeat()
+            if repeating is None:
+                return Attribution(ablations=ablator.ablations)
+            ablator = repeating
         attribution = _attribute_to_rewrites(ablator) or _attribute_around_rewrites(ablator)
         attribution = _attribute_to_call(ablator, attribution) or attribution
         if attribution.culprit is not None:

@@ -229,13 +229,14 @@ class JudgedTrial:
         verdict, unproved = self.decision.verdict, self._make_unproved()
         if self.stale is not None:
             return self.stale.attribution
-        if not verdict.is_bug or verdict is Verdict.NONDETERMINISTIC:
+        if not verdict.is_bug:
             return unproved
         if self.hit is not None:
             return self.hit
         if self.side is not None and verdict is Verdict.EAGER_WRONG:
             return attribute_eager_fault(self.experiments, self.trial, self.side, unproved)
-        attribution = attribute(self._make_ablator(), thorough=thorough)
+        unsteady = verdict is Verdict.NONDETERMINISTIC
+        attribution = attribute(self._make_ablator(), thorough=thorough, unsteady=unsteady)
         return replace(attribution, changed_bits=unproved.changed_bits)
 
     def _find_hit(self, known: Collection[tuple[str, str]]) -> Attribution | None:

@@ -286,6 +286,8 @@ class OutOfTime(Exception):
 T = TypeVar("T")
 # How long operators are compared, at most, where nothing else limits the time.
 _SECONDS = 20.0
+# Compiles after which a bug that stays away is given up, and how often one that comes and goes may be missed.
+_MOST_TRIES, _MISSED = 4, 0.01
 
 
 @dataclass(frozen=True)
@@ -346,10 +348,12 @@ class Divergence:
 class Ablator(Divergence):
     """Compiles the case in other ways, checks whether that repairs the divergence, and keeps the table.
 
-    ``evidence`` shows the bug. Every compile raises OutOfTime once the deadline has passed.
+    ``evidence`` shows the bug. Every compile raises OutOfTime once the deadline has passed. A bug that comes and goes
+    is gone if none of several ``repeats`` shows it.
     """
 
     evidence: Evidence = VALUES
+    repeats: int = 1
     ablations: list[Ablation] = field(default_factory=list)
 
     @property
@@ -416,9 +420,22 @@ class Ablator(Divergence):
         return repaired
 
     def run_trial(self, how: Compilation) -> Trial:
-        """Compile as ``how`` says, and note nothing."""
-        self._check_time()
-        return self.experiments.trial(how)
+        """Compile as ``how`` says, and note nothing; the first of the repeats that is wrong, else the last."""
+        for _ in range(self.repeats):
+            self._check_time()
+            trial = self.experiments.trial(how)
+            if not self.repairs(trial):
+                break
+        return trial
+
+    def repeat(self) -> Self | None:
+        """The same with as many repeats as it takes to see a bug that comes and goes; None if it stays away."""
+        for tries in range(1, _MOST_TRIES + 1):
+            self._check_time()
+            if not self.repairs(self.experiments.trial(replace(self.how, record=self.replays))):
+                showing = 2 / (tries + 2)  # of the compiles so far: the first, one that was right, and these
+                return replace(self, repeats=math.ceil(math.log(_MISSED) / math.log(1 - showing)))
+        return None
 
     def _check_time(self) -> None:
         if self.deadline is not None and time.monotonic() > self.deadline:
