@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -170,6 +171,15 @@ def differences_confused() -> contextlib.AbstractContextManager[Any]:
 
 def always_fused() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(Scheduler, "can_fuse_vertical", lambda scheduler, one, other, **kwargs: True)
+
+
+def local_buffers_shared() -> contextlib.AbstractContextManager[Any]:
+    """Two values that loops under one outer loop need at the same time are kept in one buffer."""
+    source = textwrap.dedent(inspect.getsource(cpp.CppScheduling.codegen_outer_loop_node))
+    source = source.replace("user.node.get_name() in visited_scheduler_nodes", "True")
+    scope: dict[str, Any] = {}
+    exec(compile(source, __file__, "exec"), vars(cpp), scope)
+    return mock.patch.object(cpp.CppScheduling, "codegen_outer_loop_node", scope["codegen_outer_loop_node"])
 
 
 def readers_forgotten() -> contextlib.AbstractContextManager[Any]:

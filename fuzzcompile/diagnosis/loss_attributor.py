@@ -319,7 +319,7 @@ def _prove_fusion(ablator: LossAblator, stack: CulpritJson | None) -> Attributio
     if not ablator.attempt_under(proofs.with_isolated_kernels((EVERYTHING,)))[1]:
         return None
     stage = stages.SCHEDULER if stack is not None and stack["stage"] == stages.SCHEDULER else stages.CODEGEN
-    code = proofs.find_fusion_source(stage, get_generator(None), "fusion")
+    code = proofs.find_fusion_source(ablator, stage, get_generator(None), "fusion")
     culprit = Culprit(stage, None, code.name, "fusion", source=code.source, line=code.line)
     return Attribution(replace(culprit, necessary=True, confidence="low"))
 

@@ -341,6 +341,12 @@ def wrap_cpp_node(watch: LoweringWatch, call: Function, scheduling: CppSchedulin
 
 
 @_with_call
+def wrap_outer_loops(watch: LoweringWatch, call: Function) -> object:
+    """Refuse to put loops of other ranges under one outer loop, where they are to be fused as a whole."""
+    return False if watch.control.flat else call()
+
+
+@_with_call
 def wrap_triton_masked(
     watch: LoweringWatch, call: Function, mask: object, body: Function, other: bool | float
 ) -> object:

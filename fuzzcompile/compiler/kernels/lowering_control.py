@@ -109,7 +109,8 @@ class Control:
     their own (a view is copied), those ``apart`` are fused with nothing, those of vectorised C++ that are
     ``scalarised`` are computed element by element. ``selected``: what Triton masks is selected by its mask once more,
     which changes nothing in right code. ``separate``: every loop nest is a kernel, where C++ writes several into one.
-    ``stored``: so is what one kernel reads. ``strided``: outputs have the strides that the graph says, views too.
+    ``stored``: so is what one kernel reads. ``flat``: loops are fused as a whole, and none because their outer loops
+    alone are the same. ``strided``: outputs have the strides that the graph says, views too.
     """
 
     fallbacks: tuple[str, ...] = ()
@@ -120,6 +121,7 @@ class Control:
     selected: bool = False
     separate: bool = False
     stored: bool = False
+    flat: bool = False
     strided: bool = False
 
     def __bool__(self) -> bool:

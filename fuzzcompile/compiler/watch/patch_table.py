@@ -231,6 +231,7 @@ _ASYNC = "torch._inductor.async_compile"
 _FUNCTORCH = "torch._functorch.config"
 _FROZEN = ("freezing",)
 _AT_ERRORS = "It acts only where the compile fails in it; its parameters are checked."
+_AT_OUTER_LOOPS = "It answers yes or no, and only loops of other ranges ask; its parameters are checked."
 _ON_GPUS = "It is called only where Triton generates code, for a GPU or a target; its parameters are checked."
 _ENTRY = (*AROUND_CAPTURE, *GRAPH_STAGES, LOWERING)
 _CAPTURED = (DYNAMO, FUNCTIONALIZATION, DECOMPOSITION, FAKE_TENSOR, PRE_GRAD)
@@ -328,6 +329,9 @@ KERNELS: tuple[Patch[LoweringWatch], ...] = (
           _SCHEDULER, "Scheduler.codegen_extern_call", kernel_patches.wrap_extern_call, _writes_values(extern=True)),
     Patch("C++ loop nest", (CODEGEN,), "loop nests in kernels of their own",
           kernel_patches.CPP, "CppScheduling.codegen_node", kernel_patches.wrap_cpp_node, _probe_separate_kernels),
+    Patch("C++ outer loops", (CODEGEN,), "loops of other ranges kept apart",
+          kernel_patches.CPP, "CppScheduling.can_fuse_vertical_outer_loop", kernel_patches.wrap_outer_loops,
+          takes=("self", "node1", "node2"), unprobed=_AT_OUTER_LOOPS),
     Patch("C++ kernel", (CODEGEN,), "C++ kernels",
           kernel_patches.CPP, "CppScheduling.define_kernel", kernel_patches.wrap_define_kernel,
           _expect("operators", _list_cpp_operators)),

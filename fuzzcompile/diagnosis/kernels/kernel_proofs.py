@@ -395,16 +395,20 @@ def _prove_fusion_failure(ablator: Ablator, failure: LoweredStep) -> Attribution
     allowed = kernel is not None and check_dependences(failure.lowered, kernel.scheduled) == "kept"
     stage = CODEGEN if allowed or failure.raised.place == CODEGEN else SCHEDULER
     families = sorted({failure.find_family(name) for name in failure.nodes if name in failure.lowered.labels})
-    code = find_fusion_source(stage, failure.generator, "fusion")
+    code = find_fusion_source(ablator, stage, failure.generator, "fusion")
     details = {"operators": families or [""]}
     return attribute(failure.make_culprit(stage, code, "+".join(families) or "fusion", details=details), repaired)
 
 
-def find_fusion_source(stage: str, generator: CodeGenerator, name: str) -> CodeSource:
-    """What fuses loops, under a name: the scheduler's decision, or the code that is generated for them together."""
+def find_fusion_source(ablator: Ablator, stage: str, generator: CodeGenerator, name: str) -> CodeSource:
+    """What fuses loops, under a name: the scheduler's decision, or the code that is generated for them together.
+
+    That for loops of other ranges goes by its own name, where it is enough to leave these apart.
+    """
     if stage == SCHEDULER:
         return CodeSource(name, *find_definition(facts().places.fusion_decision))
-    return generator.find_fusion_code(name)
+    outer, flat = generator.find_outer_loop_code(), Lowered(Control(flat=True), "no other loops under an outer loop")
+    return outer if outer is not None and ablator.attempt_under(flat)[1] else generator.find_fusion_code(name)
 
 
 def _prove_raised(ablator: Ablator, failure: LoweredStep) -> Attribution:

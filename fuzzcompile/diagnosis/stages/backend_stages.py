@@ -440,7 +440,7 @@ def _prove_fusion(ablator: Ablator, wrong: LoweredStep) -> Attribution:
             whole = replace(wrong, nodes=kernel.nodes)
             return Attribution(_make_code_culprit(whole, None, operator, vectorised=False, necessary=True))
     stage = CODEGEN if not shown and (vectorised or memory == "kept") else SCHEDULER
-    fused = proofs.find_fusion_source(stage, wrong.generator, "loop order" if wrong.scheduled else "fusion")
+    fused = proofs.find_fusion_source(ablator, stage, wrong.generator, "loop order" if wrong.scheduled else "fusion")
     family = named or "+".join(sorted(operators)) or "fusion"
     culprit = wrong.make_culprit(stage, fused, family, nodes=kernel.nodes, details=details)
     return proofs.attribute(culprit, True, sure=repaired and shown)

@@ -251,6 +251,16 @@ def test_the_reader_sees_where(found):
     culprit.to_json()
 
 
+def test_loops_of_other_ranges_are_left_apart_alone(attribution_of):
+    first, second = (f"({each} - {each}.amax(-1, keepdim=True)).exp()" for each in "xy")
+    body = f"(lambda x, y: x / y.sum(-1, keepdim=True) + y / x.sum(-1, keepdim=True))({first}, {second})"
+    name = "CppScheduling.codegen_outer_loop_node"
+    attribution, _ = attribution_of(Fault("outer loops", body, plants.local_buffers_shared, "codegen", name))
+    culprit = attribution.culprit
+    assert (culprit.stage, culprit.rewrite, culprit.source) == ("codegen", name, "behind_plants.py")
+    assert culprit.necessary is True
+
+
 def test_lowering_and_vectors_of_one_operator_are_told_apart(attribution_of):
     one, other = (next(fault for fault in FAULTS if fault.name == name) for name in ("pointwise", "vectors"))
     assert one.body == other.body
