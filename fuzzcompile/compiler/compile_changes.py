@@ -17,7 +17,7 @@ from fuzzcompile.compiler import graph_breaks
 from fuzzcompile.compiler.graph_caches import GRAPH_CACHES, GraphCache, keep_graphs
 from fuzzcompile.compiler.instruction_words import Instruction
 from fuzzcompile.compiler.instructions import InstructionTrace
-from fuzzcompile.compiler.kernels import compiler_flags
+from fuzzcompile.compiler.kernels import kernel_patches
 from fuzzcompile.compiler.kernels.lowering_control import Control
 from fuzzcompile.compiler.operators import decompositions, operator_application
 from fuzzcompile.compiler.target.kernel_log import ProgramOrder
@@ -473,7 +473,7 @@ class CompilerFlags(_ListChange):
 
     def apply(self, recorder: Recorder) -> AbstractContextManager[object]:
         """Add them to Inductor's own."""
-        return compiler_flags.add_flags(self.names)
+        return kernel_patches.add_flags(self.names)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 
 from fuzzcompile.compiler.compile_changes import Backend, InductorSettings, Lowered, OnlyRewrites, Undecomposed
 from fuzzcompile.compiler.functional_run import OperatorMode
-from fuzzcompile.compiler.kernels import compiler_flags
+from fuzzcompile.compiler.kernels import kernel_patches
 from fuzzcompile.compiler.kernels.kernel_loops import find_definition
 from fuzzcompile.compiler.kernels.lowering_control import EVERYTHING, Control, can_fall_back, find_lowering_source
 from fuzzcompile.compiler.operators.decompositions import find_decomposition, find_operator, read_decomposition_table
@@ -252,7 +252,7 @@ class _Part(NamedTuple):
 def _list_parts(ablator: LossAblator) -> dict[str, _Part]:
     """The parts that settings of Inductor switch off, which the case has on, by these settings."""
     off, places, generator = facts().settings.switching_off, facts().places, get_generator(None)
-    loop, flags = generator.find_code(LOOPS[0], vectorised=True), compiler_flags.FLAGS
+    loop, flags = generator.find_code(LOOPS[0], vectorised=True), kernel_patches.FLAGS
     built = find_definition(f"{flags.module}:{flags.attribute}")
     parts = [
         *(

@@ -20,6 +20,7 @@ from fuzzcompile.compiler.kernels.lowering_control import (
     label_operators,
     should_fall_back,
 )
+from fuzzcompile.compiler.torch_config import load_config
 from fuzzcompile.compiler.watch.ledger import (
     KEPT_BYTES,
     GraphCall,
@@ -35,6 +36,7 @@ from fuzzcompile.compiler.watch.torch_patch import Function, Patch
 from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.stages import CODEGEN, LOWERING, SCHEDULER
+from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
 if TYPE_CHECKING:
     from torch import fx
@@ -547,3 +549,28 @@ def wrap_generate(watch: LoweringWatch, call: Function, cse: Any, buffer: Any, e
     except Exception as error:  # the recorder never fails the compile that it watches
         watch.note(error)
     return variable
+
+
+# Flags of the C++ compiler.
+
+
+def _probe_flags() -> str | None:
+    from torch._inductor.cpp_builder import CppTorchOptions
+
+    with add_flags(("O0",)):
+        known = CppTorchOptions().get_cflags()
+    return None if "O0" in known else f"a flag that is added is missing from {known}"
+
+
+FLAGS = ReplacedAttribute("torch._inductor.cpp_builder", "_get_ffast_math_flags", probe=_probe_flags)
+
+
+@contextlib.contextmanager
+def add_flags(flags: Sequence[str]) -> Iterator[None]:
+    """Give the compiler these flags too, without the leading dash (``ffp-contract=off``); the last of two counts."""
+    usual: Callable[[], list[str]] = getattr(FLAGS.find_owner(), FLAGS.leaf)
+    # Of two equal flags Inductor keeps the first, and the compiler heeds the last of two that contradict each other.
+    # A header that is compiled ahead holds for one set of flags, and takes 130 MB of the disk.
+    headers = load_config("inductor").patch({"cpp_cache_precompile_headers": False})
+    with headers, FLAGS.replace(lambda: [*(flag for flag in usual() if flag not in flags), *flags]):
+        yield

@@ -18,7 +18,7 @@ from fuzzcompile.compiler import (
 )
 from fuzzcompile.compiler.graph_breaks import GraphExclusions
 from fuzzcompile.compiler.instructions import InstructionTrace
-from fuzzcompile.compiler.kernels import compiler_flags, ir_evaluation, kernel_patches
+from fuzzcompile.compiler.kernels import ir_evaluation, kernel_patches
 from fuzzcompile.compiler.kernels.kernel_patches import LoweringWatch
 from fuzzcompile.compiler.operators import decompositions, operator_application
 from fuzzcompile.compiler.operators.decompositions import ChosenOperators
@@ -444,7 +444,7 @@ REPLACED: tuple[ReplacedAttribute, ...] = (
     source_probes.CODE,
     decompositions.DISPATCHER_KERNELS,
     ir_evaluation.FREE_INDEXING,
-    compiler_flags.FLAGS,
+    kernel_patches.FLAGS,
     aot_autograd.VIEWS,
     *(cache.folder for cache in graph_caches.GRAPH_CACHES),
 )

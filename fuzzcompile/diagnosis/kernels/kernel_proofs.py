@@ -9,7 +9,7 @@ from dataclasses import replace
 from torch import fx
 
 from fuzzcompile.compiler.compile_changes import CompileChange, CompilerFlags, InductorSettings, Lowered
-from fuzzcompile.compiler.kernels import compiler_flags
+from fuzzcompile.compiler.kernels import kernel_patches
 from fuzzcompile.compiler.kernels.kernel_loops import check_dependences, find_definition, reads_what_it_writes
 from fuzzcompile.compiler.kernels.lowering_control import (
     EVERYTHING,
@@ -185,7 +185,7 @@ def prove_compiler(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
         return None
     named, _ = bisect_candidates(ablator, list(strict), CompilerFlags)
     name = strict[named] if named is not None else "+".join(strict.values())
-    code = CodeSource(name, *find_definition(f"{compiler_flags.FLAGS.module}:{compiler_flags.FLAGS.attribute}"))
+    code = CodeSource(name, *find_definition(f"{kernel_patches.FLAGS.module}:{kernel_patches.FLAGS.attribute}"))
     culprit = wrong.make_culprit(CODEGEN, code, name, necessary=True)
     return Attribution(replace(culprit, confidence="low" if named is None else "high"))
 

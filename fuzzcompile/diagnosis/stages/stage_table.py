@@ -14,7 +14,6 @@ from fuzzcompile.diagnosis.operators import operator_ways as operators
 from fuzzcompile.diagnosis.stages import autograd_ways, backend_stages, graph_ways, tracing_ways
 from fuzzcompile.diagnosis.stages.compiling_branches import prove_compiling_branch
 from fuzzcompile.diagnosis.stages.graph_passes import Ground, RewritingStage, prove_marking_rewrite, prove_rewrites
-from fuzzcompile.diagnosis.stages.ignored_modes import prove_ignored_mode
 from fuzzcompile.diagnosis.stages.instruction_ways import prove_instruction
 from fuzzcompile.diagnosis.stages.own_settings import prove_own_setting
 from fuzzcompile.diagnosis.stages.ways import SideBySide, Stage, Way, doubt, prove_without
@@ -116,7 +115,7 @@ def _prove_marking_rewrite(ablator: Ablator) -> Attribution | None:
 # above it in the table has named nothing.
 ORDER: tuple[SearchStep, ...] = (
     SearchStep(Shows.ANYWHERE, prove_compiling_branch),  # compiles nothing, and few programs have any
-    SearchStep(Shows.ANYWHERE, prove_ignored_mode),  # the same
+    SearchStep(Shows.ANYWHERE, tracing_ways.prove_ignored_mode),  # the same
     *(
         SearchStep(Shows.ANYWHERE, partial(prove_rewrites, ground=ground))  # the strongest evidence first
         for ground in Ground

@@ -34,6 +34,7 @@ from fuzzcompile.compiler.operators.operator_crossref import (
     profile_operators,
 )
 from fuzzcompile.compiler.torch_config import load_config
+from fuzzcompile.compiler.user_modes import bypass_modes, list_modes
 from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Divergence
 from fuzzcompile.diagnosis.operators.operator_ways import iter_program_lines
@@ -336,3 +337,15 @@ def _prove_effects(ablator: Ablator, found: Found) -> Attribution | None:
 
 
 EFFECTS = ways.Way("what a call leaves in Python objects", _find_effects, _prove_effects)
+
+
+def prove_ignored_mode(ablator: Ablator) -> Attribution | None:
+    """The mode without which eager mode agrees with the compiled program; None if there is none."""
+    if not ablator.is_of_values or not list_modes():  # most programs have none, and need no run to say so
+        return None
+    named = tuple(run_first_eagerly(ablator.experiments, bypass_modes) or ())
+    for names in [(name,) for name in named] + [named] * (len(named) > 1):
+        if ablator.attempt_in_eager(bypass_modes(names), f"eager mode without {', '.join(names)}"):
+            name = "+".join(names)
+            return Attribution(Culprit(DYNAMO, None, name, name, necessary=True, details={"kind": "mode"}))
+    return None
