@@ -40,7 +40,6 @@ from recalling.sampling import Site, reach, sampled, sites
 from recalling.survey import Survey, Unjudged, drawn
 from recalling.table import report_of
 
-from fuzzcompile.compiler.source_probes import ROOT
 from fuzzcompile.model.signatures import hash_source
 
 
@@ -53,7 +52,7 @@ def main() -> None:
     if given.report is None:
         cases = itertools.islice(_sources(given.sources) if given.sources else drawn(given.seed), given.cases)
         survey.fill(cases, given.workers, given.full)
-    stages = stage_of_files(ROOT)
+    stages = stage_of_files()
     clean = [case for case in survey.pool if case.clean]
     reached = {number for case in clean for number in case.shown.reached}
     possible = sites(stages, survey.probes)

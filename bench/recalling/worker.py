@@ -15,7 +15,7 @@ import torch
 from torch._inductor.codecache import PyCodeCache
 
 from fuzzcompile.compiler.session import Compilation
-from fuzzcompile.compiler.source_probes import ROOT, LineWatch, watch_lines
+from fuzzcompile.compiler.source_probes import LineWatch, watch_lines
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.diagnosis.worker.judge import isolate_process, judge_file
@@ -68,7 +68,7 @@ _kept = contextlib.ExitStack()
 
 def watch_all_lines() -> None:
     """Put a probe into every function that may be mutated, for the life of this process."""
-    _lines.append(_kept.enter_context(watch_lines(Span(file) for file in stage_of_files(ROOT))))
+    _lines.append(_kept.enter_context(watch_lines(Span(file) for file in stage_of_files())))
 
 
 def probes() -> list[tuple[str, int, int, int, int]]:

@@ -46,6 +46,7 @@ from fuzzcompile.corpus.records import (
     Coverage,
     Finding,
     FindingSummary,
+    JudgedCase,
     Reproducer,
     Seed,
     StreamRun,
@@ -288,6 +289,18 @@ class Reader(Transacting):
         counts = select(func.count(distinct(RunRow.case_id)), func.count(distinct(RunRow.finding_id))).where(*chosen)
         cases, findings = session.execute(counts).one()
         return Counters(cases, sum(verdicts.values()), verdicts, findings)
+
+    @reads
+    def judged_cases(self, session: Session, compiler: str, *, until: datetime | None = None) -> list[JudgedCase]:
+        """The cases that campaigns have judged under a compiler, each as it was judged last (``until`` a moment)."""
+        rows = session.execute(select(EnvironmentRow.id, EnvironmentRow.details))
+        alike = [key for key, details in rows if identify_compiler(details) == compiler]
+        columns = CaseRow.sha256, CaseRow.source, RunRow.screened
+        query = select(*columns).join(CaseRow, CaseRow.id == RunRow.case_id).where(RunRow.campaign_id.is_not(None))
+        query = query.where(RunRow.environment_id.in_(alike))
+        found = session.execute(query if until is None else query.where(RunRow.created <= until))
+        last = {sha256: (source, screened) for sha256, source, screened in found}
+        return [JudgedCase(f"case_{sha256[:12]}", *rest) for sha256, rest in last.items()]
 
     @reads
     def findings(self, session: Session, status: str | None = None, *, campaign_id: int | None = None) -> list[Finding]:

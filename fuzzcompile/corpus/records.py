@@ -105,6 +105,15 @@ class Seed:
 
 
 @dataclass(frozen=True)
+class JudgedCase:
+    """A case that a campaign has judged; ``screened`` if no code was generated for it."""
+
+    name: str
+    source: str
+    screened: bool
+
+
+@dataclass(frozen=True)
 class StoredReport:
     """The rows of a stored run; ``finding_id`` is None if it shows no bug."""
 

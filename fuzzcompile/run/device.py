@@ -1,4 +1,4 @@
-"""The device and the numeric settings under which a case runs: TF32, SDPA back ends, seeds.
+"""The device and the settings under which a case runs: TF32, SDPA back ends, seeds, autocast.
 
 All of it works without a GPU: the CUDA settings are process state that torch keeps in any build.
 """
@@ -370,3 +370,30 @@ def wait_for_kernels(values: object) -> None:
     """
     for device in {tensor.device for tensor in list_tensors(values) if tensor.is_cuda}:
         torch.cuda.synchronize(device)
+
+
+# The regions of `torch.autocast` around a call, which surround each run of it again.
+
+AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class AutocastRegions:
+    """The regions entered, as the arguments of `torch.autocast`; none by default."""
+
+    regions: tuple[tuple[str, torch.dtype, bool, bool], ...] = ()
+
+    @classmethod
+    def current(cls) -> AutocastRegions:
+        """Those of now."""
+        cached = torch.is_autocast_cache_enabled()
+        entered = [name for name in AUTOCAST_DEVICES if torch.is_autocast_enabled(name)]
+        return cls(tuple((name, torch.get_autocast_dtype(name), True, cached) for name in entered))
+
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[None]:
+        """Enter the regions for the block."""
+        with contextlib.ExitStack() as stack:
+            for region in self.regions:
+                stack.enter_context(torch.autocast(*region))
+            yield

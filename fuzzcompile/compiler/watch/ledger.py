@@ -17,8 +17,8 @@ from fuzzcompile.compiler.target.kernel_log import KernelLog
 from fuzzcompile.compiler.watch.compiler_errors import find_raise_place
 from fuzzcompile.compiler.watch.unseen import Unseen, UnseenLog
 from fuzzcompile.model.stages import CODEGEN
-from fuzzcompile.run.autocast_regions import AutocastRegions
 from fuzzcompile.run.call_state import CallState
+from fuzzcompile.run.device import AutocastRegions
 
 if TYPE_CHECKING:
     from torch._inductor.graph import GraphLowering

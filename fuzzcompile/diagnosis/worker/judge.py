@@ -35,10 +35,16 @@ from fuzzcompile.model.verdicts import HARMLESS
 from fuzzcompile.programs.capture.case_loader import load, load_later_call
 from fuzzcompile.programs.capture.script_process import preserve_process
 from fuzzcompile.programs.casefiles.case_file import CaseFile, read_case_file
-from fuzzcompile.run import autocast_regions
 from fuzzcompile.run.attention_backends import MATH_ONLY, force_math_kernel
 from fuzzcompile.run.case import Case
-from fuzzcompile.run.device import Numerics, assign_device, describe_environment, find_gpu_error, seed_everything
+from fuzzcompile.run.device import (
+    AUTOCAST_DEVICES,
+    Numerics,
+    assign_device,
+    describe_environment,
+    find_gpu_error,
+    seed_everything,
+)
 from fuzzcompile.run.footprint import refuse_oversized
 from fuzzcompile.run.plants import run_plants
 from fuzzcompile.run.pool.worker import get_current_device, get_worker_number, restore_streams, retire, say, use_device
@@ -62,7 +68,7 @@ def isolate_process() -> Iterator[None]:
         torch.set_default_dtype(dtype)
         torch.set_default_device(None)
         torch.set_grad_enabled(grad)
-        for device in autocast_regions.DEVICES:
+        for device in AUTOCAST_DEVICES:
             torch.set_autocast_enabled(device, False)
         torch.autograd.set_detect_anomaly(False)
         torch.compiler.set_stance("default")

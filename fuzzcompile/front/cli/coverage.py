@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
     from rich.table import Table
 
+    from fuzzcompile.analyses.code_coverage import CodeCoverage
     from fuzzcompile.analyses.rule_coverage import (
         AttentionCoverage,
         CoverageTable,
@@ -46,6 +47,12 @@ _MANY_NAMES = ("decomposition", "lowering", "kernel")
 @click.option(
     "--within", metavar="TIME", help="Count only what campaigns had judged in their first TIME together: 90s, 30m, 1h."
 )
+@click.option(
+    "--code",
+    metavar="TIME",
+    help="Also judge cases of these campaigns anew for TIME, in random order, with a probe in each statement and "
+    "branch of the compiler's Python, and count what they reach.",
+)
 @options.output_file("--report", parents=True, help="Also write the whole table, with reasons, to FILE as Markdown.")
 @options.device
 @options.target
@@ -55,6 +62,7 @@ def coverage(
     stage: str | None,
     attention: bool,
     within: str | None,
+    code: str | None,
     report: Path | None,
     device: str,
     target: str | None,
@@ -74,6 +82,7 @@ def coverage(
     from fuzzcompile.fuzz.campaign.budget import parse_seconds
 
     seconds = None if within is None else parse_seconds(within, "--within")
+    probing = None if code is None else parse_seconds(code, "--code")
     if stage is not None and stage not in (*STAGES, "kernel"):
         raise UsageError(f"There is no stage {stage!r}; there are {', '.join(STAGES)}.")
 
@@ -87,17 +96,22 @@ def coverage(
         stages = ", ".join(dict.fromkeys(row.stage for row in table.stages))
         raise UsageError(f"There is no stage {stage!r} with coverage; there are {stages}.")
     patterns, missing = _measure_attention(resolved, table) if attention else (None, None)
+    reached = None if probing is None else _measure_code(table, location, probing, seconds, device)
     if report is not None:
         _write_report(report, table, patterns, missing)
     if as_json:
         content = _make_json(table, shown)
         if attention:
             content["attention"] = patterns and vars(patterns)
+        if reached is not None:
+            content["code"] = reached.to_json()
         click.echo(json.dumps(content))
     else:
         _print_coverage(table, shown, every=stage is not None)
         if patterns is not None:
             _print_attention(patterns)
+        if reached is not None:
+            _print_code(reached, every=stage is not None)
     if missing is not None:
         click.echo(f"fuzzcompile: {missing}", err=True)
         return 3
@@ -125,6 +139,41 @@ def _measure_attention(device: torch.device, table: CoverageTable) -> tuple[Atte
             return measure_attention_coverage(device, table.seen, show_progress, target=table.target), None
         except EnvironmentUnfit as error:
             return None, str(error)
+
+
+def _measure_code(
+    table: CoverageTable, location: str | None, seconds: float, within: float | None, device: str
+) -> CodeCoverage:
+    """Judge cases of the campaigns that the table counts once more, and count what they reach."""
+    from rich.console import Console
+
+    from fuzzcompile.analyses.code_coverage import measure_code
+    from fuzzcompile.corpus.records import identify_compiler, moment_at
+    from fuzzcompile.corpus.store import Store
+    from fuzzcompile.diagnosis.worker.local_pool import choose_worker_count
+    from fuzzcompile.model.conditions import Conditions
+
+    with Store.open(location, create=False) as store:
+        until = None if within is None else moment_at(table.campaigns, within)
+        compiler = identify_compiler({"torch": table.torch, "target": table.target})
+        cases = store.judged_cases(compiler, until=until)
+    conditions = Conditions(device if table.target is None else "cpu", target=table.target)
+    with Console(stderr=True).status("Putting probes into the compiler ...") as status:
+        return measure_code(cases, conditions, seconds, choose_worker_count(conditions.device), status.update)
+
+
+def _print_code(code: CodeCoverage, *, every: bool) -> None:
+    rows = [("stage", "statements and branches", "reached", "share", "most missed in")]
+    for row in (*code.stages, code.total):
+        missed = row.missed if every else row.missed[:2]
+        files = ", ".join(f"{file.removeprefix('torch/')} {number}" for file, number in missed)
+        rows.append((row.stage, str(row.known), str(row.reached), _format_percent(row.share), files))
+    click.echo("\n" + "\n".join(format_columns(rows) if sys.stdout.isatty() else map("\t".join, rows)))
+    lost = f", of which {code.failed} were lost" if code.failed else ""
+    click.echo(
+        f"\nThe compiler's Python: {_format_percent(code.total.share)} of its statements and branches are reached by "
+        f"{code.cases} of {code.judged} cases{lost}."
+    )
 
 
 def _write_report(path: Path, table: CoverageTable, patterns: AttentionCoverage | None, missing: str | None) -> None:

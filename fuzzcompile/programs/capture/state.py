@@ -19,9 +19,8 @@ import numpy
 import torch
 from torch import nn
 
-from fuzzcompile.run.autocast_regions import AutocastRegions
 from fuzzcompile.run.case import GradMode
-from fuzzcompile.run.device import Numerics, apply_numerics, list_held
+from fuzzcompile.run.device import AutocastRegions, Numerics, apply_numerics, list_held
 from fuzzcompile.run.held_state import list_undos
 from fuzzcompile.run.reachable_state import ReachedObjects
 from fuzzcompile.run.tangents import enter_level, is_level_entered

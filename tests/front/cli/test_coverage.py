@@ -15,7 +15,7 @@ import torch
 from fuzzcompile.analyses import rule_coverage as attention
 from fuzzcompile.analyses import rule_coverage as coverage
 from fuzzcompile.compiler import sdpa_patterns
-from fuzzcompile.corpus.records import CaseRecord, Coverage
+from fuzzcompile.corpus.records import Campaign, CaseRecord, Coverage
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.front.cli.main import main
 from fuzzcompile.model.facts import find_facts
@@ -227,3 +227,31 @@ def test_a_report_that_cannot_be_written_is_said_in_one_sentence(corpus, tmp_pat
     (tmp_path / "file").write_text("")
     status, _, err = call("coverage", "--report", tmp_path / "file" / "coverage.md", "--corpus", corpus)
     assert status == 2 and "Cannot write" in err and len(err.splitlines()) == 1
+
+
+REACHING = """
+import torch
+
+def make():
+    torch.manual_seed(0)
+    return {program}, (torch.randn(3, 4),)
+"""
+
+
+@pytest.mark.slow
+def test_code_is_reached_by_the_programs_that_need_it(tmp_path):
+    shares = []
+    for programs in (["torch.sin"], ["torch.sin", "lambda x: torch.stft(x, 4, return_complex=True).abs().cumsum(-1)"]):
+        path, environment = tmp_path / f"{len(programs)}.db", {"torch": str(torch.__version__), "device": "cpu"}
+        with Store.open(path) as store:
+            campaign = store.start_campaign(Campaign(0, {}, "run", "1", environment))
+            for program in programs:
+                source = REACHING.format(program=program)
+                record = CaseRecord(hashlib.sha256(source.encode()).hexdigest(), source, origin="generated")
+                store.record(campaign, record, environment, REPORT)
+        status, out, _ = call("coverage", "--json", "--corpus", path, "--code", "60s", "--device", "cpu")
+        assert status == 0
+        code = json.loads(out)["code"]
+        assert (code["cases"], code["failed"]) == (len(programs), 0)
+        shares.append({row["stage"]: row["share"] for row in code["stages"]})
+    assert all(1 > shares[1][stage] > shares[0][stage] > 0 for stage in ("dynamo", "lowering", "decomposition"))
