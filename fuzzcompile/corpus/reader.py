@@ -292,12 +292,12 @@ class Reader(Transacting):
 
     @reads
     def judged_cases(self, session: Session, compiler: str, *, until: datetime | None = None) -> list[JudgedCase]:
-        """The cases that campaigns have judged under a compiler, each as it was judged last (``until`` a moment)."""
+        """The trusted cases that campaigns judged by a compiler (``until`` a moment), each as it was judged last."""
         rows = session.execute(select(EnvironmentRow.id, EnvironmentRow.details))
         alike = [key for key, details in rows if identify_compiler(details) == compiler]
         columns = CaseRow.sha256, CaseRow.source, RunRow.screened
         query = select(*columns).join(CaseRow, CaseRow.id == RunRow.case_id).where(RunRow.campaign_id.is_not(None))
-        query = query.where(RunRow.environment_id.in_(alike))
+        query = query.where(RunRow.environment_id.in_(alike), CaseRow.imported.is_(False))
         found = session.execute(query if until is None else query.where(RunRow.created <= until))
         last = {sha256: (source, screened) for sha256, source, screened in found}
         return [JudgedCase(f"case_{sha256[:12]}", *rest) for sha256, rest in last.items()]

@@ -84,8 +84,8 @@ def _find_partings(divergence: Divergence) -> list[PartedInstruction]:
     if not of_later:
         trace.tensors.replay(captured, sums=sums)
     first = [parted for eager in calls[:1] for parted in find_partings(eager, trace, raised)]
-    if of_later:
-        trace.tensors.replay(captured, sums=sums)
+    if of_later or not first:  # beside a trace of the first call, tensors of a later one may be others, for its state
+        trace.tensors.replay(captured, sums=sums and of_later)
     later = [find_partings(eager, trace, raised) for eager in reversed(calls[1:])]
     # Against a trace of a later call, the first one may part for what has changed in between.
     found = list(itertools.chain(*later[:1], first, *later[1:])) if of_later else first or list(itertools.chain(*later))

@@ -497,3 +497,39 @@ def test_a_method_of_constants_is_held_against_python(write_case: Callable[..., 
     assert lock.matches(probe_case(load_case(path), torch.device("cpu"), target=lock))
     shown = choose_script(path.read_text(), report)
     assert [target.expression for target in shown.targets] == ["model.found"]
+
+
+# The order that the first call leaves is lost; the weights that are doubled in between are not at fault.
+LOST_ORDER = """
+from collections import OrderedDict
+
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proj = nn.Linear(2, 2)
+        self.order = OrderedDict(a=2.0, c=1.5)
+
+    def forward(self, x):
+        x = self.proj(x)
+        first = next(iter(self.order))
+        self.order.move_to_end(first)
+        return x * self.order[first]
+
+def run(model, inputs):
+    model(*inputs)
+    model.proj.load_state_dict({key: 2 * value for key, value in model.proj.state_dict().items()})
+    return model(*inputs)
+
+def make():
+    torch.manual_seed(0)
+    return Model(), (torch.randn(1, 2, 2),)
+"""
+
+
+@ONLY_HERE
+def test_a_tensor_that_a_later_call_has_otherwise_for_its_state_is_not_blamed(write_case: Callable[..., Path]):
+    culprit = triage(load_case(write_case(LOST_ORDER)), torch.device("cpu")).to_json()["culprit"]
+    assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("dynamo", "next(dict_keyiterator)", True)
