@@ -80,6 +80,7 @@ def test_a_graph_that_is_restored_wrong_is_named_by_its_cache(write_case, monkey
     assert report["workaround"]["how"] == "torch._inductor.config.fx_graph_cache = False"
 
 
+@pytest.mark.slow
 def test_what_is_wrong_about_a_restored_trace_alone_is_named(write_case, monkeypatch):
     from torch._functorch._aot_autograd.aot_autograd_result import GenericAOTAutogradResult
 
@@ -105,6 +106,7 @@ def test_a_program_that_is_wrong_without_caches_too_is_not_blamed_on_them(write_
     assert (report["culprit"]["family"], report["culprit"]["necessary"]) == ("relu", True)
 
 
+@pytest.mark.slow
 def test_what_the_other_process_stores_wrong_is_found(write_case, tmp_path):
     report = judge_with_plant(
         write_case,

@@ -112,6 +112,7 @@ STEEP = "F.avg_pool2d(x.view(1, 1, 4, 8), 2) + (x * 1e9).floor().mean()"
 
 
 @pytest.mark.usefixtures("no_formula")
+@pytest.mark.slow
 def test_where_differences_tell_nothing_a_backward_pass_that_is_not_linear_is_wrong(judged):
     with eager_fault(aten.avg_pool2d_backward.default, torch.abs):
         report = judged(STEEP, backward=True)
@@ -208,7 +209,11 @@ def list_side_notes(report: ReportJson) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "body", ["torch.exp(torch.special.bessel_j0(x))", "torch.exp(F.layer_norm(torch.cummax(x, 0).values, (8,)))"]
+    "body",
+    [
+        pytest.param("torch.exp(torch.special.bessel_j0(x))", marks=pytest.mark.slow),
+        "torch.exp(F.layer_norm(torch.cummax(x, 0).values, (8,)))",
+    ],
 )
 def test_values_that_depend_on_calls_with_one_opinion_are_not_those_of_two_references(judged, body: str):
     with compiler_fault(aten.exp.default):
@@ -219,6 +224,7 @@ def test_values_that_depend_on_calls_with_one_opinion_are_not_those_of_two_refer
     assert "aten.special_bessel_j0.default" in note or "aten.cummax.default" in note
 
 
+@pytest.mark.slow
 def test_calls_with_one_opinion_on_which_nothing_that_parts_depends_are_named_beside_two_references(judged):
     with compiler_fault(aten.exp.default):
         report = judged("torch.exp(x), torch.special.bessel_j0(x), torch.special.bessel_j0(w)")

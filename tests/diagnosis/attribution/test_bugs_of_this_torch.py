@@ -275,7 +275,7 @@ def make():
     "source",
     [
         pytest.param(DECIDED_BY_ROUNDING, marks=pytest.mark.slow, id="rounding"),
-        pytest.param(CONDITION_INSIDE, id="inside"),
+        pytest.param(CONDITION_INSIDE, marks=pytest.mark.slow, id="inside"),
     ],
 )
 def test_a_condition_has_a_reference_and_accuses_nothing(source: str, write_case: Callable[..., Path]):
@@ -480,6 +480,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 def test_the_search_that_keeps_casts_ends_where_nothing_explains_a_bug(write_case: Callable[..., Path], monkeypatch):
     """It compiles with the casts kept once, and not within that again."""
     from torch._inductor import lowering
@@ -593,6 +594,7 @@ def make():
 @pytest.mark.skipif(
     not torch.__version__.startswith("2.13."), reason="the formula of the derivative hangs on the torch"
 )
+@pytest.mark.slow
 def test_where_nothing_else_is_proved_the_only_call_behind_which_all_is_right_is_named(write_case: Callable[..., Path]):
     report = triage(load_case(write_case(NO_FREEDOM)), torch.device("cpu")).to_json()
     assert report["verdict"] == "compile_error" and "division by zero" in report["detail"]
