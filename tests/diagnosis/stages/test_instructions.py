@@ -533,3 +533,42 @@ def make():
 def test_a_tensor_that_a_later_call_has_otherwise_for_its_state_is_not_blamed(write_case: Callable[..., Path]):
     culprit = triage(load_case(write_case(LOST_ORDER)), torch.device("cpu")).to_json()["culprit"]
     assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("dynamo", "next(dict_keyiterator)", True)
+
+
+# A float that is a symbol has no sign of zero, whatever instruction reads it.
+SIGN_OF_ZERO = """
+import math
+
+import torch
+from torch import nn
+
+DYNAMIC = True
+
+class Model(nn.Module):
+    scale = -0.0
+
+    def forward(self, x):
+        own = self.scale
+        return {result}
+
+{run}
+def make():
+    return Model(), (torch.ones(2),)
+"""
+CHANGED = """
+def run(model, inputs):
+    first = model(*inputs)
+    model.scale = 2
+    return first, model(*inputs)
+"""
+
+
+@ONLY_HERE
+@pytest.mark.parametrize("run", ["", pytest.param(CHANGED, marks=pytest.mark.slow)], ids=["once", "changed"])
+def test_a_number_that_is_a_symbol_comes_before_the_instruction_that_reads_it(
+    write_case: Callable[..., Path], run: str
+):
+    source = SIGN_OF_ZERO.format(result="math.copysign(0.5, own)", run=run)
+    culprit = triage(load_case(write_case(source)), torch.device("cpu")).to_json()["culprit"]
+    named = culprit["rewrite"], culprit["family"], culprit["necessary"]
+    assert named == ("VariableBuilder.wrap_symfloat", "copysign", True)
