@@ -180,7 +180,9 @@ def _judge_repaired(experiments: Experiments, trial: Trial, wrong: Sequence[Cont
     if len(wrong) == 1 or (found := next(alone, None)) is None:
         found = wrong[0]
     said = name_contradiction(found)
-    if _is_repaired(experiments, trial, wrong):
+    # Of a low-precision program, eager mode's own run on copies rounds as the compiled one does.
+    repaired = _is_repaired(experiments, trial, wrong)
+    if repaired or (found.opinion.by_layout and _find_repairing_copies(experiments, trial, found) is not None):
         return SideVerdict("eager", f"{said}; with that repaired, compiled is right", found)
     return SideVerdict("both", f"{said}; with that repaired, compiled is wrong all the same", found)
 
@@ -214,7 +216,14 @@ def _agree(experiments: Experiments, observation: Observation, right: Observatio
     """
     moved = (_move_values(right, experiments.runs.eager, sample) for sample in experiments.noisy)
     judged = (judge_beside(experiments, each, exact, observation) for each in (right, *moved))
-    return any(each.verdict in (*HARMLESS, Verdict.METADATA) and not each.suspicious for each in judged)
+    return any(_is_right(each) for each in judged)
+
+
+def _is_right(judgement: Judgement) -> bool:
+    """Return whether nothing is wrong: where rounding decides, compiled must be as near to float64 as the right run."""
+    if judgement.verdict is Verdict.UNSTABLE:
+        return all((comparison.error_ratio or 0) <= 1 for comparison in judgement.comparisons)
+    return judgement.verdict in (*HARMLESS, Verdict.METADATA) and not judgement.suspicious
 
 
 def judge_beside(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -406,3 +407,12 @@ def test_differences_say_nothing_of_a_derivative_that_the_program_defines(write_
     """Compiled code takes what has no gradient for zeros; neither gradient is that of the values."""
     report = triage(load_case(write_case(OWN_DERIVATIVE)), CPU).to_json()
     assert (report["verdict"], report["wrong"]) == ("wrong_gradient", "compiled")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the kernel of this torch")
+def test_where_rounding_decides_elsewhere_compiled_is_right_if_it_is_as_near_to_float64_as_repaired_eager_mode():
+    """Gradients behind `x % -2.0` in float16 hang on rounding; those of batch norm do not."""
+    report = triage(load_case(Path(__file__).with_name("unstable_batch_norm.py")), torch.device("cpu")).to_json()
+    assert (report["verdict"], report["wrong"]) == ("eager_wrong", "eager")
+    assert report["culprit"]["rewrite"] == "aten.native_batch_norm_backward.default"
