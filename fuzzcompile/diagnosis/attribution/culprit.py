@@ -424,7 +424,7 @@ class Ablator(Divergence):
         for _ in range(self.repeats):
             self._check_time()
             trial = self.experiments.trial(how)
-            if not self.repairs(trial):
+            if self.repeats == 1 or not self.repairs(trial):
                 break
         return trial
 
