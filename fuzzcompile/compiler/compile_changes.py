@@ -28,7 +28,6 @@ from fuzzcompile.compiler.watch.torch_patch import install_patches
 from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.model.contract import CACHED, COMPILE, EXPORT
 from fuzzcompile.model.facts import NumberFunction
-from fuzzcompile.model.stages import RUNTIME
 from fuzzcompile.run.torch_attributes import replace_attributes
 
 
@@ -144,9 +143,6 @@ class CompilePath(_NameChange):
     said = MappingProxyType({COMPILE: "torch.compile(...)", EXPORT: "torch.export.export(...).module()"})
 
 
-_NOTHING_RESTORED = Unseen("torch's caches on disk", "no graph came out of them", (RUNTIME,), "stored graphs")
-
-
 @dataclass(frozen=True)
 class GraphsFromDisk(CompilePath):
     """Graphs from those of torch's caches on disk that lie in ``folder``, as another process has stored them."""
@@ -168,8 +164,6 @@ class GraphsFromDisk(CompilePath):
             yield
         hits = (cache.count_hits() - earlier for cache, earlier in zip(self.caches, before, strict=True))
         recorder.ledger.restored = max(0, sum(hits))  # a program may clear the counters itself
-        if not recorder.ledger.restored and self.caches == GRAPH_CACHES:  # else some are left out on purpose
-            recorder.ledger.unseen.note(_NOTHING_RESTORED)
 
 
 class BypassedNodes(_ListChange):

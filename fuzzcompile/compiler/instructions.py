@@ -361,6 +361,11 @@ class PartedInstruction:
     others: tuple[Instruction, ...] = ()
 
     @property
+    def is_of_tensor(self) -> bool:
+        """Return whether the value that is another is a tensor: a break of the graph hands those over as they are."""
+        return self.kind == "value" and self.expected.startswith(TENSOR[0])
+
+    @property
     def instructions(self) -> tuple[Instruction, ...]:
         """The instruction, and the others."""
         return self.instruction, *self.others

@@ -46,6 +46,7 @@ from fuzzcompile.diagnosis.stale_calls import StaleCall, find_stale_call
 from fuzzcompile.diagnosis.triage_report import Cost, TriageReport, find_rewrite_fate
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.diagnosis.trials.stored_graphs import NOTHING_RESTORED
 from fuzzcompile.diagnosis.wrong_side import SideVerdict, attribute_eager_fault, find_wrong_side
 from fuzzcompile.model.contract import CACHED, EAGER, EXPORTED, ErrorMapJson
 from fuzzcompile.model.errors import MachineUnfit
@@ -411,6 +412,8 @@ def triage(
     early = _screen(looking, task.known, spent) if screens else None
     if early is None:
         trial = experiments.trial()
+        if case.settings.path == CACHED and not trial.ledger.restored:
+            trial.ledger.unseen.note(NOTHING_RESTORED)
         refuse_unsupported(experiments, trial)
         refuse_unfit(case, trial)
         lost = find_gpu_error(device) if trial.observation.failure is not None else None

@@ -15,7 +15,7 @@ from fuzzcompile.compiler.instructions import (
     record_instructions,
 )
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Divergence
-from fuzzcompile.diagnosis.stages.tracing_ways import SYMBOLS, run_calls_eagerly
+from fuzzcompile.diagnosis.stages.tracing_ways import SYMBOLS, prove_symbols, run_calls_eagerly
 from fuzzcompile.diagnosis.stages.ways import Suspect, iter_captured
 from fuzzcompile.diagnosis.trials.experiments import run_compiled
 from fuzzcompile.model.culprit_contract import DetailsJson
@@ -40,21 +40,22 @@ def prove_instruction(ablator: Ablator, *, doubts: bool, own_errors: bool = Fals
         observed = failure is not None and failure.stage == DYNAMO
     if not observed or ablator.is_repaired_by(CAPTURE_ONLY, record=False):
         return None
-    symbols = SYMBOLS[DYNAMO]
-    for found in ablator.once(symbols.find) if failure is None else ():
-        named = symbols.prove(ablator, found)  # a number that is a symbol is wrong wherever it is read
+    for found in ablator.once(SYMBOLS[DYNAMO].find) if failure is None else ():
+        named = prove_symbols(ablator, found)  # a number that is a symbol is wrong wherever it is read
         if named is not None and named.is_proved:
             return named
     raised = () if failure is None else failure.raised
-    partings, alone = _find_partings(ablator)[:_TRIED], list[PartedInstruction]()
+    partings, alone, cleared = _find_partings(ablator)[:_TRIED], list[PartedInstruction](), list[PartedInstruction]()
     for parted in partings:
         trial, is_right = ablator.attempt_under(InstructionLeftOut(parted.instructions))
         if is_right and trial.ledger.frames and not trial.ledger.given_up:
             return Attribution(replace(_make_culprit(parted, raised), necessary=True, confidence="high"))
         if is_right:  # dynamo could not break the graph there, and left the whole frame to eager mode
             alone.append(parted)
+        elif parted.is_of_tensor and trial.ledger.frames and not trial.ledger.given_up:  # eager mode ran it in vain
+            cleared.append(parted)
     seen = [parted for parted in partings if parted.kind != "setting"]
-    if not alone and seen:
+    if not alone and seen and seen[0] not in cleared:
         whole = InstructionLeftOut(seen[0].instructions, whole=True)
         alone = seen[:1] if ablator.attempt_under(whole)[1] else []
     if alone:

@@ -288,7 +288,7 @@ def _is_number(node: fx.Node) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() == 0 and value.dtype == torch.float64
 
 
-def _prove_symbols(ablator: Ablator, found: Found) -> Attribution | None:
+def prove_symbols(ablator: Ablator, found: Found) -> Attribution | None:
     """A number, if the program is right with its value in the graphs, of which there are no more than dynamo makes."""
     if found.without is None:
         return None
@@ -306,7 +306,7 @@ _SYMBOLS: Mapping[str, Callable[[fx.Node], bool]] = {
     "tensor": _is_number,
 }
 SYMBOLS = {
-    stage: ways.Way("numbers that are symbols", partial(_find_symbols, stage=stage), _prove_symbols, most=None)
+    stage: ways.Way("numbers that are symbols", partial(_find_symbols, stage=stage), prove_symbols, most=None)
     for stage in (DYNAMO, FUNCTIONALIZATION)
 }
 """That, in dynamo itself and in what AOTAutograd makes of its graphs."""

@@ -23,6 +23,8 @@ ARTIFACTS = "artifacts"
 _FILLER = "fuzzcompile.diagnosis.worker.graph_filler"
 _SECONDS = 240.0
 _SHOWS = "graphs that another process has stored"
+NOTHING_RESTORED = Unseen("torch's caches on disk", "no graph came out of them", (RUNTIME,), _SHOWS)
+"""That a compile with such a folder found nothing in it: the program's keys are others, or nothing could be stored."""
 
 
 class StoredGraphs:

@@ -572,3 +572,32 @@ def test_a_number_that_is_a_symbol_comes_before_the_instruction_that_reads_it(
     culprit = triage(load_case(write_case(source)), torch.device("cpu")).to_json()["culprit"]
     named = culprit["rewrite"], culprit["family"], culprit["necessary"]
     assert named == ("VariableBuilder.wrap_symfloat", "copysign", True)
+
+
+# Memory that nothing has written to differs from run to run; what is wrong is the sine.
+UNWRITTEN = """
+import torch
+
+def program(x):
+    made = x.new_empty(64)
+    made[:] = x
+    return torch.sin(made)
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(64),)
+"""
+
+
+@ONLY_HERE
+def test_a_tensor_that_eager_mode_makes_in_vain_is_not_blamed(write_case: Callable[..., Path], monkeypatch):
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+    original = TorchInGraphFunctionVariable.call_function
+
+    def call_cos(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        return original(TorchInGraphFunctionVariable(torch.cos) if self.value is torch.sin else self, tx, args, kwargs)
+
+    monkeypatch.setattr(TorchInGraphFunctionVariable, "call_function", call_cos)
+    culprit = triage(load_case(write_case(UNWRITTEN)), torch.device("cpu")).to_json()["culprit"]
+    assert culprit["stage"] == "dynamo" and "sin" in culprit["rewrite"] and culprit["necessary"]

@@ -178,9 +178,9 @@ def test_sizes_of_further_calls_are_named_by_how_they_relate_to_the_first() -> N
 
 
 def test_a_case_that_is_exported_asks_for_nothing_that_export_lacks() -> None:
-    exported = [case for case in cases(EVERYTHING, 300) if case.spec.compile.path != "compile"]
-    assert {case.spec.compile.path for case in exported} == {"export", "aoti"}
-    for case in exported:
+    elsewhere = [case for case in cases(EVERYTHING, 300) if case.spec.compile.path != "compile"]
+    assert {case.spec.compile.path for case in elsewhere} == {"export", "aoti", "cached"}
+    for case in (case for case in elsewhere if case.spec.compile.path != "cached"):
         how = case.spec.compile
         assert not (how.mode or how.fullgraph or how.mark or how.autocast or case.spec.training)
         assert how.path == "export" or not case.spec.backward
