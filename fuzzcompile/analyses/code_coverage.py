@@ -8,6 +8,7 @@ no probe.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import tempfile
 import time
@@ -65,7 +66,7 @@ def list_compiler_files() -> dict[str, str]:
 class StageCode:
     """Statements and branches of a stage: how many there are, and how many were reached.
 
-    ``missed`` are the files of which most were not, with their number.
+    ``missed`` has for each file the number of those that were not, the largest first.
     """
 
     stage: str
@@ -120,10 +121,10 @@ def measure_code(
         conditions = replace(conditions, plants=(*conditions.plants, plant))
         with open_pool(conditions, workers, least_threads=_LEAST_THREADS) as pool:
             files = pool.submit(list_probes).result()
-            ends, waiting, running = time.monotonic() + seconds, list(reversed(order)), set[Future[tuple[int, ...]]]()
-            while running or (waiting and time.monotonic() < ends):
-                while waiting and len(running) < workers and time.monotonic() < ends:
-                    case = waiting.pop()
+            ends, waiting, running = time.monotonic() + seconds, iter(order), set[Future[tuple[int, ...]]]()
+            while True:
+                free = workers - len(running) if time.monotonic() < ends else 0
+                for case in itertools.islice(waiting, free):
                     task = JudgeTask(path=f"{case.name}.py", source=case.source, screen=case.screened, seconds=0.0)
                     running.add(pool.submit(judge_with_probes, task))
                 if not running:

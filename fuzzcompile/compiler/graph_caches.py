@@ -7,7 +7,7 @@ the same.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,12 +74,16 @@ GRAPH_CACHES = (FX_GRAPHS, TRACED_GRAPHS)
 
 
 @contextlib.contextmanager
-def keep_graphs(folder: Path, caches: Collection[GraphCache]) -> Iterator[None]:
-    """Compiles of the block keep their graphs below ``folder`` in these caches, and take them from there."""
+def keep_graphs(folder: Path, caches: Collection[GraphCache]) -> Iterator[Callable[[], list[GraphCache]]]:
+    """Compiles of the block keep their graphs below ``folder`` in these caches, and take them from there.
+
+    What is yielded lists the caches that a graph has come out of since the block began.
+    """
+    before = {cache.name: cache.count_hits() for cache in caches}
     with contextlib.ExitStack() as stack:
         for number, cache in enumerate(GRAPH_CACHES):
             if cache in caches:
                 place = str(folder / str(number))
                 stack.enter_context(cache.folder.replace(staticmethod(lambda *of, place=place: place)))
                 stack.enter_context(patch_config(cache.config, {cache.entry: True}))
-        yield
+        yield lambda: [cache for cache in caches if cache.count_hits() > before[cache.name]]

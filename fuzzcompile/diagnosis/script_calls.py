@@ -8,7 +8,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -247,11 +247,10 @@ class _Look:
         recorder = self._recorders.setdefault(code, Recorder(snapshots=False, capturing=False))
         how = Compilation(() if fresh else self.changes, record=False)
         used = () if fresh else tuple(cache for cache in self.caches if cache.is_on)
-        before = {cache.name: cache.count_hits() for cache in used}
         with contextlib.ExitStack() as stack:
-            stack.callback(lambda: self._note_hits(used, before))
             stack.enter_context(open_user_settings())
-            stack.enter_context(keep_graphs(self._folder, used))
+            list_hit = stack.enter_context(keep_graphs(self._folder, used))
+            stack.callback(lambda: self._note_hits(list_hit()))
             for change in how.changes:
                 stack.enter_context(change.apply(recorder))
             settings = replace(record.settings, fullgraph=False) if fresh else record.settings
@@ -262,8 +261,7 @@ class _Look:
                 self._compiled[key] = session.compile(record.target)
             return self._observe(case, self._compiled[key], recorder)
 
-    def _note_hits(self, used: Sequence[GraphCache], before: Mapping[str, int]) -> None:
-        hit = (cache for cache in used if cache.count_hits() > before[cache.name])
+    def _note_hits(self, hit: Sequence[GraphCache]) -> None:
         self.hit = tuple(dict.fromkeys((*self.hit, *hit)))
 
 

@@ -345,7 +345,7 @@ class Ledger:
     inside: dict[Label, Label] = field(default_factory=dict)  # the user's pass in which a pattern was applied
     unreplayed: list[Label] = field(default_factory=list)  # rules that worked on something else than a graph
     graphs: int = 0  # that dynamo captured, for whatever backend
-    restored: int = 0  # that came out of torch's caches on disk
+    restored: bool = False  # whether one came out of torch's caches on disk
     exported: list[fx.Graph] = field(default_factory=list)  # of programs that torch.export captured
     graph_breaks: tuple[str, ...] = ()
     given_up: list[object] = field(default_factory=list)  # attempts at frames that an instruction left out has ended

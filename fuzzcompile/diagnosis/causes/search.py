@@ -20,13 +20,7 @@ from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.model.contract import CauseJson, OutputJson, ReportJson
 from fuzzcompile.model.culprit_contract import CulpritJson, read_details
 from fuzzcompile.model.errors import describe_error
-from fuzzcompile.model.signatures import (
-    SHARING,
-    drop_fingerprint,
-    find_symptom,
-    has_fingerprints,
-    parse_fingerprint,
-)
+from fuzzcompile.model.signatures import SHARING, drop_fingerprint, find_symptom, has_fingerprints, parse_fingerprint
 from fuzzcompile.model.stages import DECOMPOSITION, GRAPH_STAGES
 from fuzzcompile.model.thresholds import NEARER_TO_NEIGHBOUR
 from fuzzcompile.model.verdicts import Verdict

@@ -15,7 +15,7 @@ from fuzzcompile.compiler.instructions import (
     record_instructions,
 )
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Divergence
-from fuzzcompile.diagnosis.stages.tracing_ways import SYMBOLS, prove_symbols, run_calls_eagerly
+from fuzzcompile.diagnosis.stages.tracing_ways import run_calls_eagerly
 from fuzzcompile.diagnosis.stages.ways import Suspect, iter_captured
 from fuzzcompile.diagnosis.trials.experiments import run_compiled
 from fuzzcompile.model.culprit_contract import DetailsJson
@@ -40,10 +40,6 @@ def prove_instruction(ablator: Ablator, *, doubts: bool, own_errors: bool = Fals
         observed = failure is not None and failure.stage == DYNAMO
     if not observed or ablator.is_repaired_by(CAPTURE_ONLY, record=False):
         return None
-    for found in ablator.once(SYMBOLS[DYNAMO].find) if failure is None else ():
-        named = prove_symbols(ablator, found)  # a number that is a symbol is wrong wherever it is read
-        if named is not None and named.is_proved:
-            return named
     raised = () if failure is None else failure.raised
     partings, alone, cleared = _find_partings(ablator)[:_TRIED], list[PartedInstruction](), list[PartedInstruction]()
     for parted in partings:

@@ -22,9 +22,10 @@ from fuzzcompile.model.verdicts import Verdict
 
 # Stages whose input is run beside what they make of it, each way in the order of looking.
 _LOST, _OPERATORS, _KERNELS = operators.LOST_CHECKS, operators.OPERATORS, operators.KERNELS
+_SYMBOLS = tracing_ways.SYMBOLS[stages.DYNAMO]
 DYNAMO = SideBySide(
     stages.DYNAMO,
-    (_LOST, tracing_ways.EFFECTS, tracing_ways.CALLS, tracing_ways.BRANCH, tracing_ways.SYMBOLS[stages.DYNAMO]),
+    (_LOST, tracing_ways.EFFECTS, tracing_ways.CALLS, tracing_ways.BRANCH, _SYMBOLS),
     cleared_by=CAPTURE_ONLY,
 )
 FUNCTIONALIZATION = SideBySide(
@@ -87,6 +88,14 @@ def _prove_stage(stage: Stage) -> Prove:
     return lambda ablator: stage.prove(ablator, stage.suspects(ablator))
 
 
+def _prove_symbol(ablator: Ablator) -> Attribution | None:
+    """A number that is a symbol, where dynamo alone is wrong: it is so wherever an instruction reads it."""
+    symbols = () if ablator.trial.observation.failure is not None else ablator.once(_SYMBOLS.find)
+    if not symbols or ablator.is_repaired_by(CAPTURE_ONLY, record=False):
+        return None
+    return next(filter(None, (tracing_ways.prove_symbols(ablator, found) for found in symbols)), None)
+
+
 def _prove_suspected_instruction(ablator: Ablator) -> Attribution | None:
     return prove_instruction(ablator, doubts=False) if DYNAMO.suspects(ablator) else None
 
@@ -130,6 +139,7 @@ ORDER: tuple[SearchStep, ...] = (
     SearchStep(Shows.IN_GRAPHS, partial(prove_rewrites, ground=Ground.REFUSED)),
     SearchStep(Shows.IN_GRAPHS, partial(operators.prove_operators, certain=False)),
     # Of what is wrong in Python, the operator that it reaches is told apart too.
+    SearchStep(Shows.IN_GRAPHS, _prove_symbol),
     SearchStep(Shows.IN_GRAPHS, _prove_suspected_instruction),
     SearchStep(Shows.IN_GRAPHS, _prove_stage(DYNAMO)),
     SearchStep(Shows.IN_GRAPHS, _prove_stage(FUNCTIONALIZATION)),
