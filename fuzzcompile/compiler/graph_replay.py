@@ -14,6 +14,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from fuzzcompile.compiler.collectives import imitate_ranks
 from fuzzcompile.compiler.operators.operator_application import is_drawing
 from fuzzcompile.compiler.target.graph_placement import CpuMode, call_on_cpu, replace_devices
 from fuzzcompile.compiler.target.target_process import current_target
@@ -345,7 +346,8 @@ class GraphReplayer(fx.Interpreter):
     def run(self, *args: Any, **options: Any) -> Any:
         """Run the graph, and count that."""
         GraphReplayer.replays += 1
-        return super().run(*args, **options)
+        with imitate_ranks():
+            return super().run(*args, **options)
 
     def run_node(self, n: fx.Node) -> object:
         """Run one node."""

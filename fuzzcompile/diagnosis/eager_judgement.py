@@ -21,10 +21,10 @@ from fuzzcompile.diagnosis.oracle.judgement import Judgement
 from fuzzcompile.diagnosis.refusals import CannotJudge
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
-from fuzzcompile.diagnosis.unsteady_kernels import find_unsteady_kernel
 from fuzzcompile.diagnosis.wrong_side import (
     SideVerdict,
     blame_kernel,
+    find_unsteady_kernel,
     judge_run,
     name_native_fault,
     run_second,

@@ -19,15 +19,21 @@ from fuzzcompile.compiler.functional_run import OperatorMode
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.compiler.operators.kernel_sizes import find_wrong_size
 from fuzzcompile.compiler.operators.second_reference import ContestedCall, NativeCheck, SecondReference, UnopposedCall
-from fuzzcompile.compiler.operators.surroundings import call_on_copies
+from fuzzcompile.compiler.operators.surroundings import ContiguousFloat64, SurroundingsCheck, call_on_copies
 from fuzzcompile.diagnosis.attribution.culprit import Ablation, Attribution, Culprit, Workaround
 from fuzzcompile.diagnosis.decision import Decision
 from fuzzcompile.diagnosis.gradient_judgement import add_parts, iter_wrong_gradients
 from fuzzcompile.diagnosis.operators.operator_ways import describe_kernel_call
-from fuzzcompile.diagnosis.oracle.judgement import Judgement, Observations, compare, judge, reshape_like_eager
+from fuzzcompile.diagnosis.oracle.judgement import (
+    Judgement,
+    Observations,
+    compare,
+    have_same_bits,
+    judge,
+    reshape_like_eager,
+)
 from fuzzcompile.diagnosis.trials.case_runs import CaseRuns, Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
-from fuzzcompile.diagnosis.unsteady_kernels import find_unsteady_kernel
 from fuzzcompile.model.contract import EAGER, WrongSide
 from fuzzcompile.model.culprit_contract import DetailsJson, KernelFault
 from fuzzcompile.model.stages import ATEN
@@ -464,3 +470,51 @@ def _word_eager_fault(side: SideVerdict) -> Culprit:
         kernel["size"], kernel["right_sizes"] = wrong.size, wrong.right
     details: DetailsJson = {"kind": "values", "aten_kernel": kernel}
     return Culprit.from_operator(ATEN, name, step=opinion.step, necessary=side.proved or None, details=details)
+
+
+# Kernels because of which eager mode differs from run to run, although it draws no random numbers: one that reads
+# memory beside its arguments gives what happens to lie there. The float64 reference reads memory of its own, so that no
+# value of either run says anything; on contiguous copies such a kernel is steady.
+
+
+@dataclass(frozen=True)
+class UnsteadyKernel:
+    """A call whose arguments' copies make eager mode repeat itself, and the runs on these: in float64, and eager's."""
+
+    call: ContestedCall
+    exact: Observation
+    repaired: Observation
+
+    def judge(self, made: CaseRuns, run: Observation) -> Judgement:
+        """The judgement on a run beside those on copies; what else rounding does shows in how far these are apart."""
+        right = reshape_like_eager(made.eager, self.exact)
+        return judge(Observations(right, right, self.exact, (self.repaired,), run))
+
+
+def find_unsteady_kernel(made: CaseRuns) -> UnsteadyKernel | None:
+    """The kernel on copies of whose arguments eager mode repeats itself; None if no kernel alone is why it does not.
+
+    Two runs may show the same by chance: what lies beside the arguments is chosen here.
+    """
+    if made.draws:
+        return None
+    mode = SurroundingsCheck()
+    program = build(made.case, made.device, streamed=True)
+    runs.observe(made.case, program, program.model, around=mode)
+    for call in sorted(mode.contested, key=lambda call: -call.opinion.step):
+        repaired = [_run_repaired(made, call) for _ in range(2)]
+        exact = _run_exact(made, call)
+        if exact.failure is None and repaired[0].failure is None and have_same_bits(*repaired):
+            return UnsteadyKernel(call, exact, repaired[0])
+    return None
+
+
+def _run_repaired(made: CaseRuns, call: ContestedCall) -> Observation:
+    program = build(made.case, made.device, streamed=True)
+    mode = OperatorMode(functools.partial(call_on_copies, call))
+    return runs.observe(made.case, program, program.model, around=mode)
+
+
+def _run_exact(made: CaseRuns, call: ContestedCall) -> Observation:
+    program = build(made.case, made.device, double=True, streamed=True)
+    return runs.observe(made.case, program, program.model, around=ContiguousFloat64(call, native=program.dtype))

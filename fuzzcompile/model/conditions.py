@@ -1,7 +1,8 @@
-"""The question about a case, and the conditions under which it runs. Needs no torch."""
+"""The question about a case, the conditions under which it runs, and what its vetoes mean. Needs no torch."""
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -88,17 +89,20 @@ class Question:
     math_only: bool = False  # run every attention on the math kernel, and float32 products in float32
     contract: Contract = "values"  # ``values``, or ``bitwise`` for the promises of equal bits too
     error_maps: bool = False  # say where in each output the errors are, for a page to draw
+    nproc: int | None = None  # processes that run the case together, as under ``torchrun``; None for one
 
     def options(self) -> dict[str, object]:
         """The options of the command line that ask the same of the case."""
         against = None if self.against == "eager" else self.against
         contract = None if self.contract == "values" else self.contract
-        own = {"call": self.call, "module": self.module, "math_only": self.math_only}
+        own = {"call": self.call, "module": self.module, "math_only": self.math_only, "nproc": self.nproc}
         return {**own, "against": against, "contract": contract}
 
     def __post_init__(self) -> None:
         if self.contract == "bitwise" and self.against != "eager":
             raise UsageError("The bitwise contract compares with eager: leave out --against or --contract.")
+        if self.contract == "bitwise" and self.nproc is not None:
+            raise UsageError("The bitwise contract is judged in one process: leave out --nproc or --contract.")
 
 
 # Beside these, every mode of torch.compile.
@@ -119,3 +123,16 @@ def list_modes() -> tuple[str, ...] | None:
         raise EnvironmentUnfit("torch is not installed in this environment; install it beside fuzzcompile.")
     known = find_facts(version)
     return known.names.modes if known.exact else None
+
+
+def matches_veto(rewrite: str, base: str, name: str) -> bool:
+    """Return whether ``name`` after ``--veto`` means a rewrite, whose name without its variant is ``base``.
+
+    ``name`` is that name itself, a leading part that ends at an underscore or at the end, a glob, or ``=`` and the name
+    with or without its variant.
+    """
+    if name.startswith("="):
+        return name[1:] in (rewrite, base)
+    if rewrite == name or fnmatch.fnmatchcase(rewrite, name):
+        return True
+    return bool(name) and rewrite.startswith(name) and (name.endswith("_") or rewrite[len(name)] == "_")

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 _OBSERVABLE = re.compile(
-    r"(?:call(?P<call>\d+)\.)?(?:(?P<derivative>gradient|tangent) of )?(?P<what>.+?)(?P<after> after the call)?",
+    r"(?:rank(?P<rank>\d+)\.)?(?:call(?P<call>\d+)\.)?"
+    r"(?:(?P<derivative>gradient|tangent) of )?(?P<what>.+?)(?P<after> after the call)?",
     re.DOTALL,
 )
 _LEAF = re.compile(r"(?P<kind>out|input|argument)(?P<index>\d+)(?:\.(?P<path>.+))?", re.DOTALL)
@@ -33,9 +34,10 @@ class ObservableName:
     call: int | None = None  # number of the call, from 0; None where there is only one
     derivative: Derivative | None = None  # the gradient of ``what``, or in forward mode its tangent
     after: bool = False  # the state of ``what`` after the call
+    rank: int | None = None  # the process that it is of, where several run the program; None for the first
 
     def __str__(self) -> str:
-        prefix = "" if self.call is None else f"call{self.call}."
+        prefix = ("" if self.rank is None else f"rank{self.rank}.") + ("" if self.call is None else f"call{self.call}.")
         derivative = "" if self.derivative is None else f"{self.derivative} of "
         return f"{prefix}{derivative}{self.what}{' after the call' * self.after}"
 
@@ -45,9 +47,9 @@ class ObservableName:
         match = _OBSERVABLE.fullmatch(name)
         if match is None:  # an empty name
             return cls(name)
-        call = None if match["call"] is None else int(match["call"])
+        rank, call = (None if match[name] is None else int(match[name]) for name in ("rank", "call"))
         derivative: Any = match["derivative"]
-        return cls(match["what"], call, derivative, match["after"] is not None)
+        return cls(match["what"], call, derivative, match["after"] is not None, rank)
 
     @property
     def is_effect(self) -> bool:

@@ -16,7 +16,7 @@ from fuzzcompile.model.privacy import strip_password
 from fuzzcompile.model.settings import KEYS, ActiveSettings, locate_corpus, read_settings
 
 _CASES = ("device", "target", "veto", "plant", "pass", "backend", "timeout", "max_memory")
-_QUESTION = ("against", "contract", "call", "module", "math_only")
+_QUESTION = ("against", "contract", "call", "module", "math_only", "nproc")
 # What each command takes of the options that belong to a subject. The others are left out of its command lines.
 _TAKES: Mapping[str, tuple[str, ...]] = {
     "triage": (*_CASES, *_QUESTION),

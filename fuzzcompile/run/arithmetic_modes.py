@@ -15,7 +15,7 @@ float64 throughout, and ``saw_cast`` does not reflect it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -33,10 +33,13 @@ from fuzzcompile.run.tensors import (
     double_dtype,
     flatten_storage,
     has_meta_tensors,
+    is_fake_class,
     is_higher_order,
     is_inexact,
+    is_wrapper_class,
     map_leaves,
     materialize_zeros,
+    name_collective,
     run_inside,
 )
 
@@ -79,11 +82,15 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._defaults.__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
-        self, func: Operator, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Operator, types: Collection[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> object:
         kwargs = kwargs or {}
         if is_higher_order(func):
             return run_inside(self, func, *pytree.tree_map(self._twin, (args, kwargs)))
+        if any(map(is_wrapper_class, types)):
+            return NotImplemented
+        if any(map(is_fake_class, types)):
+            return func(*args, **kwargs)
         name = func._schema.name.removeprefix("aten::")
         if name.removesuffix("_") in _OPERATORS.drawing and torch.Tag.nondeterministic_seeded in func.tags:
             return self._draw(func, args, kwargs)
@@ -238,14 +245,19 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._seed = seed
+        self.seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def __torch_dispatch__(
-        self, func: Operator, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Operator, types: Collection[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> object:
         if is_higher_order(func):
             return run_inside(self, func, args, kwargs or {})
+        if any(map(is_wrapper_class, types)):
+            return NotImplemented
+        # A collective may still fill what it returns, and reads what the other processes have moved as well.
+        if any(map(is_fake_class, types)) or name_collective(func) is not None:
+            return func(*args, **(kwargs or {}))
         schema = func._schema
         name = schema.name.rsplit("::")[-1]
         args, kwargs = map_leaves(materialize_zeros, (args, kwargs or {}))
@@ -281,7 +293,7 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inside = (source > float(limits.min) - 1) & (source < float(limits.max) + 1)
         if bool(inside.all()):
             return result
-        anything = (0, limits.max, limits.min)[self._seed % 3]
+        anything = (0, limits.max, limits.min)[self.seed % 3]
         return torch.where(inside.to(result.device), result, torch.full_like(result, anything))
 
     def _move_term(self, value: object) -> object:
@@ -303,13 +315,13 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The values, with NaNs of a sign that varies by seed: IEEE 754 (6.3) gives the sign of a NaN no meaning."""
         if not _has_nan(value):
             return value
-        signed = torch.full_like(value, float("nan")).copysign_(torch.tensor(1.0 if self._seed % 2 else -1.0))
+        signed = torch.full_like(value, float("nan")).copysign_(torch.tensor(1.0 if self.seed % 2 else -1.0))
         return torch.where(value.isnan(), signed, value)
 
     def add_noise(self, value: torch.Tensor) -> torch.Tensor:
         """A floating tensor with each finite element moved by -1, 0 or +1 ulp."""
         if value.device not in self._generators:
-            self._generators[value.device] = torch.Generator(value.device).manual_seed(self._seed)
+            self._generators[value.device] = torch.Generator(value.device).manual_seed(self.seed)
         generator = self._generators[value.device]
         wide = value.double() if value.dtype is torch.float64 else value.float()
         draw = torch.randint(-1, 2, value.shape, generator=generator, device=value.device, dtype=wide.dtype)

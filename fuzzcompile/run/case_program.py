@@ -23,7 +23,6 @@ from fuzzcompile.run.device import (
     seed_everything,
 )
 from fuzzcompile.run.reachable_state import ReachedObjects, is_holder, name_holders
-from fuzzcompile.run.tangents import keep_tangent
 from fuzzcompile.run.tensors import (
     LOW_FLOATS,
     StorageCopier,
@@ -34,6 +33,7 @@ from fuzzcompile.run.tensors import (
     map_tree,
     measure_storages,
 )
+from fuzzcompile.run.transforms import keep_tangent
 
 # Smaller tensors are converted once and for all.
 LEAST_BYTES = 2**20

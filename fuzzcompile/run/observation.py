@@ -20,7 +20,7 @@ from fuzzcompile.run.case_program import CaseProgram
 from fuzzcompile.run.metrics import have_same_values
 from fuzzcompile.run.raise_sites import RaisedError, RaiseSite
 from fuzzcompile.run.reachable_state import name_arguments, name_held_tensors, name_holders
-from fuzzcompile.run.tangents import is_level_entered, read_tangent
+from fuzzcompile.run.sharded_tensors import describe_placements, is_pending, is_sharded, read_part, read_values
 from fuzzcompile.run.tensors import (
     NUMPY,
     densify,
@@ -35,6 +35,7 @@ from fuzzcompile.run.tensors import (
     strip_class,
     unwrap,
 )
+from fuzzcompile.run.transforms import is_level_entered, read_tangent
 
 Phase = Literal["run", "compile"]
 
@@ -246,11 +247,13 @@ def observe_outputs(
     given = {id(leaf): (name,) for name, leaf in name_holders(arguments).items()}
     # What an argument holds is compared as such.
     held = [pair for name, leaf in returned if id(leaf) not in given for pair in name_held_tensors(name, leaf).items()]
-    held += [pair for name, leaf in returned for pair in list_wrapped(name, leaf)]
+    whole = (pair for pair in returned if not is_sharded(pair[1]) and not is_pending(pair[1]))
+    held += [pair for name, leaf in whole for pair in list_wrapped(name, leaf)]
     leaves: list[tuple[str, object]] = [*returned, *held]
     earlier = {} if earlier is None else earlier
-    shared = find_aliases({**_collect_tensors(program, arguments), **earlier, **dict(leaves)})
-    earlier.update((name, leaf) for name, leaf in leaves if isinstance(leaf, torch.Tensor | numpy.ndarray))
+    parts = {name: read_part(leaf) if isinstance(leaf, torch.Tensor) else leaf for name, leaf in leaves}
+    shared = find_aliases({**_collect_tensors(program, arguments), **earlier, **parts})
+    earlier.update((name, leaf) for name, leaf in parts.items() if isinstance(leaf, torch.Tensor | numpy.ndarray))
     precision = torch.float64 if program.double else program.dtype
     values = [
         _observe_output(name, leaf, given.get(id(leaf), shared.get(name, ())), precision) for name, leaf in leaves
@@ -263,13 +266,14 @@ def _observe_output(name: str, leaf: object, aliases: tuple[str, ...], precision
     if not isinstance(leaf, torch.Tensor):
         return replace(_observe_plain(name, leaf, precision), aliases=aliases)
     form = _name_class(leaf) if leaf.layout == torch.strided else str(leaf.layout)
-    strides, dense = list_significant_strides(leaf), _copy_dense(leaf)
+    strides, dense = list_significant_strides(read_part(leaf)), _copy_dense(leaf)
     return Value(name, dense, "output", strides, aliases, form, requires_grad=leaf.requires_grad)
 
 
 def _name_class(tensor: torch.Tensor) -> str:
-    """The class of a tensor that may have methods of its own; empty for torch's plain ones."""
-    return type(tensor).__name__ if has_own_class(tensor) or is_wrapper(tensor) else ""
+    """The class of a tensor that may have methods of its own, and its placements; empty for torch's plain ones."""
+    own = (has_own_class(tensor) or is_wrapper(tensor)) and not is_pending(tensor)
+    return describe_placements(tensor) or (type(tensor).__name__ if own else "")
 
 
 def _observe_plain(name: str, leaf: object, precision: torch.dtype) -> Value:
@@ -406,7 +410,7 @@ def list_gradient_leaves(call: int | None, program: CaseProgram, arguments: obje
 def _copy_dense(tensor: torch.Tensor) -> torch.Tensor:
     """A dense copy that later in-place writes do not change."""
     with _disable_current_modes():  # a reference converts what the program's operators read, and this is none of them
-        tensor = strip_class(tensor).detach()
+        tensor = strip_class(read_values(tensor)).detach()
         result = densify(tensor)
         return tensor.clone() if result is tensor else result
 

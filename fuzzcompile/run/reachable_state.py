@@ -43,7 +43,8 @@ class ReachedObjects:
     ``tensors`` are named by their path from a root: ``parameter layers.0.weight`` and ``buffer mean`` below a module
     that is a root with an empty name, ``parameter model.weight`` below a module that the root closes over, ``tensor
     cache`` for a tensor that is neither. ``objects`` are all other objects, in the order of the walk, which ends after
-    200 000.
+    200 000. ``buffers`` are the tensors that torch's own machinery of distributed programs keeps for itself (what was
+    gathered of a sharded parameter), which are no state of the program.
 
     With ``functions`` the closures of functions and the globals that they name are followed. ``restored``: what
     functions and classes hold is the same at the start of every run, not just what objects hold.
@@ -51,9 +52,10 @@ class ReachedObjects:
 
     def __init__(self, roots: Mapping[str, object], *, functions: bool = True, restored: bool = True) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
+        self.buffers: list[torch.Tensor] = []
         self.objects: list[object] = []
         self._paths: list[str | None] = []  # None where plain attributes say nothing
-        self._named: list[str] = []
+        self._named: list[str | None] = []  # None for what is the program's no more
         self._restored = restored
         self._functions = functions
         self._seen: dict[int, object] = {}
@@ -66,8 +68,8 @@ class ReachedObjects:
         return len(self._seen) < _MAX_OBJECTS
 
     def list_named(self) -> list[tuple[str, object]]:
-        """All objects but tensors, each with its path from a root."""
-        return list(zip(self._named, self.objects, strict=True))
+        """The program's objects but tensors, each with its path from a root."""
+        return [(name, value) for name, value in zip(self._named, self.objects, strict=True) if name is not None]
 
     def plain_attributes(self) -> dict[str, Plain]:
         """Attributes that are whole numbers, flags, strings or None, and such items of lists and dicts, by path.
@@ -85,20 +87,28 @@ class ReachedObjects:
         return plain
 
     def _walk(self, start: object, name: str) -> None:
-        pending = [(start, name, "tensor", False)]
-        while pending and len(self._seen) < _MAX_OBJECTS:
-            value, path, kind, shared = pending.pop()
+        pending, machines = [(start, name, "tensor", False)], list[tuple[object, str, str, bool]]()
+        while (pending or machines) and len(self._seen) < _MAX_OBJECTS:
+            machinery = not pending  # it comes last, as it refers to the model's own parts
+            value, path, kind, shared = (machines if machinery else pending).pop()
             if isinstance(value, _ATOMS) or id(value) in self._seen:
                 continue
             if isinstance(value, types.FunctionType | type) and not self._functions:
                 continue
             self._seen[id(value)] = value  # kept alive, so that its id is not reused
             if isinstance(value, torch.Tensor):
-                self._add(value, path, "parameter" if isinstance(value, nn.Parameter) else kind)
+                if machinery:
+                    self.buffers.append(value)
+                else:
+                    self._add(value, path, "parameter" if isinstance(value, nn.Parameter) else kind)
+                continue
+            if not machinery and _distributes(value):
+                del self._seen[id(value)]
+                machines.append((value, path, kind, shared))
                 continue
             self.objects.append(value)
-            self._paths.append(None if shared else path)
-            self._named.append(path)
+            self._paths.append(None if shared or machinery else path)
+            self._named.append(None if machinery else path)
             shared = shared or (not self._restored and isinstance(value, types.FunctionType | type))
             buffers = value._buffers if isinstance(value, nn.Module) else ()
             children = [
@@ -106,7 +116,7 @@ class ReachedObjects:
                 for key, c in (_iterate_items(value) if type(value) in _CONTAINERS else _iterate_children(value))
                 if type(c) not in _COMMON_ATOMS
             ]
-            pending += reversed(children)
+            (machines if machinery else pending).extend(reversed(children))
 
     def _add(self, tensor: torch.Tensor, path: str, kind: str) -> None:
         name, number = f"{kind} {path}", 2
@@ -235,6 +245,12 @@ def holds_state(value: object) -> bool:
 def is_torch_object(value: object) -> bool:
     """Return whether an object is of a class of torch's own, and no module: the compiler may set what it holds."""
     return type(value).__module__.startswith("torch.") and not isinstance(value, nn.Module)
+
+
+def _distributes(value: object) -> bool:
+    """Return whether an object belongs to torch's machinery of distributed programs, and is no part of a model."""
+    of_torch = type(value).__module__.startswith("torch.distributed.")
+    return of_torch and not isinstance(value, nn.Module | torch.optim.Optimizer)
 
 
 def is_user_class(owner: type) -> bool:

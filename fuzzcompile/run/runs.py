@@ -52,11 +52,11 @@ from fuzzcompile.run.observation import (
 )
 from fuzzcompile.run.pool.worker import say
 from fuzzcompile.run.raise_sites import describe_errors, find_raise_site
+from fuzzcompile.run.ranks import check_company, merge_ranks, on_all_ranks
 from fuzzcompile.run.reachable_state import ReachedObjects
-from fuzzcompile.run.tangents import put_tangents
 from fuzzcompile.run.tensors import SHORT_FLOATS, describe_structure, is_wrapper, list_tensors, list_wrapped
 from fuzzcompile.run.torch_attributes import ReplacedAttribute
-from fuzzcompile.run.transforms import leave_transforms
+from fuzzcompile.run.transforms import leave_transforms, put_tangents
 
 T = TypeVar("T")
 # Folders of the compiler, whose warnings about itself are left out.
@@ -176,7 +176,29 @@ def observe(
     Raises:
         MemoryError: memory is exhausted, however torch reports it.
         KeyboardInterrupt: the user interrupts.
+        NotOnAllRanks: other processes would have to run it too, and it is compiled.
     """
+    if target is not program.model:  # who compiles it tells the others
+        return _observe(case, program, target, around, describe_failure, seed, part)
+    runner, options = run_eager.__name__, dict[str, object](double=program.double)
+    if isinstance(around, Float64Mode):
+        runner, options = run_float64.__name__, {"keep_casts": around.keep_casts, "part": part}
+    elif isinstance(around, UlpNoise):
+        options["noise_seed"] = around.seed
+    with on_all_ranks(f"{__name__}:{runner}", case, **options):  # what else a mode does is this process's own affair
+        made = _observe(case, program, target, around, describe_failure, seed, part)
+    return merge_ranks(made)
+
+
+def _observe(
+    case: Case,
+    program: CaseProgram,
+    target: Callable[..., object],
+    around: contextlib.AbstractContextManager[object] | None,
+    describe_failure: DescribeFailure,
+    seed: int | None,
+    part: int | None,
+) -> Observation:
     trim_memory()  # what was made on the way to the program
     start = time.perf_counter()
     with convert_memory_errors(), record_warnings() as caught, leave_transforms():
@@ -413,7 +435,13 @@ def enter_grad_mode(name: str) -> Iterator[None]:
 
 
 def drive(case: Case, target: Callable[..., object], arguments: object) -> object:
-    """Call ``target`` with the inputs of one call, through the case's ``run`` if it has one."""
+    """Call ``target`` with the inputs of one call, through the case's ``run`` if it has one.
+
+    Raises:
+        NotOnAllRanks: other processes would have to make the call too, and do not.
+        Exception: whatever the program raises.
+    """
+    check_company()
     if case.run is not None:
         return case.run(target, arguments)
     if isinstance(arguments, Arguments):

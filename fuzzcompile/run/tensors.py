@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard, TypeVar, cast
@@ -287,6 +288,19 @@ def is_wrapper(value: object) -> bool:
     return not has_own_class(value) and is_traceable_wrapper_subclass(value)
 
 
+def is_wrapper_class(kind: type) -> bool:
+    """Return whether a class of tensors is of wrappers: a dispatch mode leaves operators to it, and sees what it calls.
+
+    That does not hold for nested tensors, which are handled as torch's own.
+    """
+    return hasattr(kind, "__tensor_flatten__") and not kind.__module__.startswith("torch.nested.")
+
+
+def is_fake_class(kind: type) -> bool:
+    """Return whether a class is that of the compiler's tensors without values, which have no arithmetic."""
+    return kind.__module__ == "torch._subclasses.fake_tensor"
+
+
 def list_wrapped(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors that a wrapper is made of, by name, and what these are made of; of any other value none."""
     for attribute in value.__tensor_flatten__()[0] if is_wrapper(value) else ():
@@ -365,6 +379,13 @@ def has_own_elements(tensor: torch.Tensor) -> bool:
     return True
 
 
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has elements and no memory, which was given back: nothing may read it."""
+    if tensor.layout != torch.strided or tensor.is_nested or not tensor.numel() or is_wrapper(tensor):
+        return False
+    return tensor.untyped_storage().nbytes() == 0 and not tensor.is_meta
+
+
 def densify(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in a form that can be compared: sparse, quantized and nested tensors become dense."""
     if tensor.is_nested:
@@ -406,6 +427,16 @@ Operator: TypeAlias = "torch._ops.OpOverload[..., Any]"
 def is_higher_order(operator: object) -> bool:
     """Return whether ``operator`` is a higher-order one: it has no schema, and its arguments may be functions."""
     return isinstance(operator, torch._ops.HigherOrderOperator)
+
+
+def name_collective(operator: object) -> str | None:
+    """The name of a collective operator without its namespace; None for an operator that waits for no other process."""
+    schema = getattr(operator, "_schema", None)
+    called = None if schema is None else _COLLECTIVE.match(schema.name)
+    return None if called is None else called[1]
+
+
+_COLLECTIVE = re.compile(r"_?c10d(?:_functional(?:_autograd)?)?::(\w+)")
 
 
 def run_inside(

@@ -1,15 +1,61 @@
-"""Function transforms and levels of forward mode that a program entered and did not leave: it raised, for one."""
+"""Function transforms and forward mode: tangents put on inputs, and levels that a program did not leave (it raised).
+
+A tangent lives as long as its level (`torch.autograd.forward_ad.dual_level`), a copy of an input as long as the case:
+tangents are kept beside copies, and put on them again for a call.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
 
-from fuzzcompile.run.tangents import is_level_entered
+T = TypeVar("T")
+_KEPT = "_tangent_of_input"
+
+
+def is_level_entered() -> bool:
+    """Return whether tangents exist now."""
+    return forward_ad._current_level >= 0
+
+
+@contextlib.contextmanager
+def enter_level() -> Iterator[None]:
+    """Enter a level in which tangents exist, unless one is entered: levels do not nest."""
+    with contextlib.nullcontext() if is_level_entered() else forward_ad.dual_level():
+        yield
+
+
+def read_tangent(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tangent of a tensor, or the one that is kept beside a copy; None if it has none."""
+    kept: torch.Tensor | None = vars(tensor).get(_KEPT)
+    if kept is not None or not is_level_entered():
+        return kept
+    tangent: torch.Tensor | None = forward_ad.unpack_dual(tensor).tangent  # type: ignore[no-untyped-call]
+    return tangent
+
+
+def keep_tangent(made: torch.Tensor, of: torch.Tensor, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Keep a copy of the tangent of ``of`` beside ``made``, the copy of ``of``."""
+    if (tangent := read_tangent(of)) is not None:
+        setattr(made, _KEPT, copy(tangent))
+
+
+def put_tangents(arguments: T) -> T:
+    """The inputs of a call, each that a tangent is kept beside as a dual tensor of the same memory."""
+    if not is_level_entered():
+        return arguments
+
+    def dualize(tensor: torch.Tensor) -> torch.Tensor:
+        kept = vars(tensor).get(_KEPT)
+        return tensor if kept is None else forward_ad.make_dual(tensor, kept)  # type: ignore[no-untyped-call]
+
+    made: T = pytree.tree_map_only(torch.Tensor, dualize, arguments)
+    return made
 
 
 @contextlib.contextmanager

@@ -55,6 +55,7 @@ from fuzzcompile.run.tensors import (
     is_inexact,
     map_leaves,
     materialize_zeros,
+    name_collective,
     share_storage,
 )
 
@@ -208,7 +209,8 @@ class SecondReference(Float64Mode):  # type: ignore[no-untyped-call]
 
     def compute(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute an operator by its kernel, and otherwise; return the kernel's values unless they are repaired."""
-        if not _computes_values(func, args, kwargs):
+        # A collective is called once, by all processes: compiled code calls the same one.
+        if name_collective(func) is not None or not _computes_values(func, args, kwargs):
             return func(*args, **kwargs)
         self._calls += 1
         number = self._calls

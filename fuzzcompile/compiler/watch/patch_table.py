@@ -48,7 +48,7 @@ from fuzzcompile.model.stages import (
     SCHEDULER,
 )
 from fuzzcompile.model.targets import TARGETS
-from fuzzcompile.run import attention_backends, runs
+from fuzzcompile.run import attention_backends, ranks, runs
 from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
 # Probes: what each patch alone shows of a few small compiles (:mod:`~fuzzcompile.compiler.watch.conformance` makes
@@ -437,6 +437,7 @@ REPLACED: tuple[ReplacedAttribute, ...] = (
     attention_backends.ATTENTION,
     attention_backends.FLEX,
     attention_backends.FLEX_OPERATOR,
+    ranks.TIMEOUT,
     runs.CONDITION,
     compiling_predicate.COMPILING,
     compiling_predicate.EXPORTING,

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import fx
 
-from fuzzcompile.compiler.veto_names import matches_veto
 from fuzzcompile.compiler.watch.ledger import Label
+from fuzzcompile.model.conditions import matches_veto
 from fuzzcompile.model.custom import is_custom
 from fuzzcompile.model.facts import facts
 from fuzzcompile.run.code_files import shorten_file

@@ -35,6 +35,7 @@ from fuzzcompile.programs.shrink.search import capture_graph_programs, write_out
 from fuzzcompile.run import metrics
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.pool.worker import say
+from fuzzcompile.run.ranks import is_led
 from fuzzcompile.run.tensors import is_inexact
 
 # A window on a captured graph: the statements around a culprit's site as a program of their own.
@@ -388,7 +389,7 @@ def add_cause(
     culprit = report.attribution.culprit
     if culprit is None or not culprit.is_named or not has_fingerprints(culprit.stage):
         return report
-    if report.verdict in _LOST or report.target is not None:
+    if report.verdict in _LOST or report.target is not None or is_led():  # other processes have the case as it is
         return report
     say("looking for what must change for the case to pass")
     started = time.monotonic()

@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from fuzzcompile.compiler.compile_changes import CAPTURE_ONLY, TRACE_ONLY
+from fuzzcompile.compiler.watch.unseen import Unseen, get_gathered
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution
 from fuzzcompile.diagnosis.kernels.kernel_proofs import prove_templates, search_behind_graphs
 from fuzzcompile.diagnosis.operators import operator_ways as operators
@@ -19,6 +20,7 @@ from fuzzcompile.diagnosis.stages.own_settings import prove_own_setting
 from fuzzcompile.diagnosis.stages.ways import SideBySide, Stage, Way, doubt, prove_without
 from fuzzcompile.model import stages
 from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.run.ranks import NotOnAllRanks
 
 # Stages whose input is run beside what they make of it, each way in the order of looking.
 _LOST, _OPERATORS, _KERNELS = operators.LOST_CHECKS, operators.OPERATORS, operators.KERNELS
@@ -82,6 +84,14 @@ class SearchStep(NamedTuple):
 
     shows: Shows
     prove: Prove
+
+    def look(self, ablator: Ablator) -> Attribution | None:
+        """What the step names; nothing where it takes runs that several processes cannot make together."""
+        try:
+            return self.prove(ablator)
+        except NotOnAllRanks as error:
+            get_gathered().note(Unseen("a step of the search for the culprit", str(error), (), "its suspects"))
+            return None
 
 
 def _prove_stage(stage: Stage) -> Prove:
@@ -210,7 +220,7 @@ def look_at_sides(ablator: Ablator) -> Attribution | None:
 
 def look_in_order(ablator: Ablator, shows: Shows) -> Attribution | None:
     """Run the search steps of a group in order; return the first attribution with a culprit, else None."""
-    attributions = (look.prove(ablator) for look in ORDER if look.shows is shows)
+    attributions = (step.look(ablator) for step in ORDER if step.shows is shows)
     return next((named for named in attributions if named is not None and named.culprit is not None), None)
 
 

@@ -54,6 +54,7 @@ from fuzzcompile.run.case import Case
 from fuzzcompile.run.case_program import CaseProgram, build
 from fuzzcompile.run.observation import Failure, Observation
 from fuzzcompile.run.pool.worker import say
+from fuzzcompile.run.ranks import is_led, merge_ranks, on_all_ranks
 
 _COPIED_STATE = Unseen(
     "memory", "an AOTInductor package has copies of it", (RUNTIME,), "outputs that share the memory of parameters"
@@ -103,11 +104,22 @@ class CompiledProgram:
 
 def run_compiled(of: CaseRuns, how: Compilation, counts: CompileCounts, *, double: bool = False) -> Observation:
     """Compile the case as ``how`` says, count the compile, and run it once, in float64 if ``double``."""
-    with open_session(of.case.settings, of.limit_to_interpreted(how)) as session:
+    how, eager = of.limit_to_interpreted(how), of.eager
+    with on_all_ranks(_RUN_ON_RANK, of.case, how, double=double), open_session(of.case.settings, how) as session:
         counts.compiles += 1
         compiled = CompiledProgram.compile(of, session, double=double)
-        run = compiled.adjust_package(compiled.observe(), of.eager)
+        run = compiled.adjust_package(compiled.observe(), eager)
+    run = merge_ranks(run)
     return run_compiled(of, how, counts, double=double) if of.refuses_kernels(session.ledger) else run
+
+
+def run_on_rank(case: Case, device: torch.device, how: Compilation, *, double: bool = False) -> Observation:
+    """Compile and run the case as the first of several processes does at the same time."""
+    with open_session(case.settings, how) as session:
+        return CompiledProgram.compile(CaseRuns(case, device), session, double=double).observe()
+
+
+_RUN_ON_RANK = f"{__name__}:{run_on_rank.__name__}"
 
 
 class Experiments:
@@ -249,8 +261,11 @@ class Experiments:
         start = time.perf_counter()
         self.counts.add(how)
         with open_session(self.case.settings, how) as session:
-            compiled = CompiledProgram.compile(self.runs, session, keeps=bool(self.runs.draws))
-            observation = compiled.observe()
+            with on_all_ranks(_RUN_ON_RANK, self.case, how):
+                samples = bool(self.runs.draws) and not is_led()  # seeded runs are made by one process
+                compiled = CompiledProgram.compile(self.runs, session, keeps=samples)
+                observation = compiled.observe()
+            observation = merge_ranks(observation)
             graphs = get_effective_setting(self.case.settings, how, "triton.cudagraphs") is True
             if self.device.type == "cuda" and graphs:
                 observation = observation.drop_reused_memory(self.runs.eager)
@@ -373,8 +388,7 @@ class Experiments:
         if self._baseline_how is not None:
             expected = run_compiled(self.runs, self._baseline_how, self.counts, double=True)
         else:
-            program = build(self.case, self.device, double=True)
-            expected = runs.observe(self.case, program, program.model)
+            expected = runs.run_eager(self.case, self.device, double=True)
         if compiled.failure or expected.failure:
             return None
         if any(compiled.ends.get(name) != expected.ends.get(name) for name in self.runs.draws):
@@ -390,10 +404,11 @@ class Experiments:
         """The case compiled without its ``FULLGRAPH``: how that fails, and why its graph breaks, one line each."""
         how = replace(self.how.without(Backend), record=False)
         how = self.runs.limit_to_interpreted(how.under(Backend(backend)) if backend is not None else how)
-        with open_session(replace(self.case.settings, fullgraph=False), how) as session:
+        case = replace(self.case, settings=replace(self.case.settings, fullgraph=False))
+        with on_all_ranks(_RUN_ON_RANK, case, how), open_session(case.settings, how) as session:
             self.counts.add(how)
             observation = CompiledProgram.compile(self.runs, session).observe()
-        return observation.failure, session.ledger.graph_breaks
+        return merge_ranks(observation).failure, session.ledger.graph_breaks
 
     def _prepare(self) -> None:
         """Make every run that judging needs: none may be made while a compile is watched."""

@@ -132,6 +132,8 @@ def check_question(conditions: Conditions, question: Question) -> None:
         check_against(question.against, modes)
     if question.contract == "bitwise" and conditions.target is not None:
         raise UsageError("The bitwise contract needs the device itself: leave out --target or --contract.")
+    if question.nproc is not None and conditions.target is not None:
+        raise UsageError("What is compiled for another device is judged in one process: leave out --target or --nproc.")
 
 
 def _read_case(path: Path) -> CaseFile | FileAnswer:

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Client
 from pathlib import Path
 
 import torch
@@ -23,10 +24,11 @@ from fuzzcompile.diagnosis.bitwise.execution import apply_contract
 from fuzzcompile.diagnosis.engine import TriageProgress, triage
 from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.diagnosis.worker.ledger_files import dump_ledger
+from fuzzcompile.diagnosis.worker.rank_processes import seat_ranks
 from fuzzcompile.diagnosis.worker.worker_loss import leave_eager, leave_report
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.contract import EAGER, LaterCallJson, ReportJson, read_target
-from fuzzcompile.model.errors import EnvironmentUnfit, MachineUnfit
+from fuzzcompile.model.errors import EnvironmentUnfit, MachineUnfit, format_message
 from fuzzcompile.model.focus_plan import FocusObservation
 from fuzzcompile.model.judge_task import JudgeResult, JudgeTask
 from fuzzcompile.model.signatures import drop_fingerprint
@@ -48,6 +50,8 @@ from fuzzcompile.run.device import (
 from fuzzcompile.run.footprint import refuse_oversized
 from fuzzcompile.run.plants import run_plants
 from fuzzcompile.run.pool.worker import get_current_device, get_worker_number, restore_streams, retire, say, use_device
+from fuzzcompile.run.pool.worker_pool import WorkerPool
+from fuzzcompile.run.ranks import RankLost, Seat, follow, leave_group, take_seat
 
 # Process-wide state that a case may change, restored after the case.
 
@@ -126,16 +130,22 @@ class CaseProgress(TriageProgress):
         plain = report.to_json()
         return plain if self.file is None else self.file.locate(plain)
 
+    def answer_as_reached(self, why: str) -> JudgeResult | None:
+        """The verdict that was reached before what the case needs was lost; None if there was none."""
+        if self.report is None:
+            return None
+        detail = "; ".join(part for part in (self.report.detail, f"what came after the verdict: {why}") if part)
+        report = replace(self.report, confidence="low", detail=detail)
+        return JudgeResult(self.answer(report), report.coverage, report.screened, seen=self.seen)
+
     def answer_without_gpu(self, why: str, error: Exception) -> JudgeResult:
         """The verdict that was reached before the GPU was lost.
 
         Raises:
             EnvironmentUnfit: there was none.
         """
-        if self.report is not None:
-            detail = "; ".join(part for part in (self.report.detail, f"what came after the verdict: {why}") if part)
-            report = replace(self.report, confidence="low", detail=detail)
-            return JudgeResult(self.answer(report), report.coverage, report.screened, seen=self.seen)
+        if (reached := self.answer_as_reached(why)) is not None:
+            return reached
         when = "while it was judged" if self.eager_done else "in eager mode"
         raise EnvironmentUnfit(
             f"{self.task.path} could not be judged: {why}, {when}, and no run can follow in that process; mend the "
@@ -153,11 +163,14 @@ _LOADING = {
 }
 _SHORT_COLLECTIONS = 32
 _OWN_LIMITS = "limits: from a file of tolerances (--tolerances), not fuzzcompile's own"
+_opens_more: list[Callable[[int], WorkerPool]] = []  # starts workers under this one's conditions, if it may
 _took: list[float] = []  # seconds of processor time that the latest case took, if nothing was collected since
 
 
-def prepare(conditions: Conditions, threads: int = 1) -> None:
+def prepare(conditions: Conditions, threads: int = 1, open_more: Callable[[int], WorkerPool] | None = None) -> None:
     """Set this process up: target, device, numerics, torch's threads, patterns, plants, the user's own passes.
+
+    ``open_more`` starts workers under the same conditions, for cases that run in several processes.
 
     Raises:
         UsageError: a plant raises, a pass or backend cannot be used, or the device is none.
@@ -165,6 +178,7 @@ def prepare(conditions: Conditions, threads: int = 1) -> None:
     """
     if conditions.target is not None:
         assume_target(find_target(conditions.target))
+    _opens_more[:] = [] if open_more is None else [open_more]
     device = assign_device(get_current_device(), get_worker_number())
     use_device(str(device))
     if device.type == "cuda":
@@ -203,6 +217,11 @@ def judge_file(task: JudgeTask) -> JudgeResult:
     progress, worked = CaseProgress(task), time.process_time()
     try:
         return _judge_task(progress, device)
+    except RankLost as error:
+        reached = progress.answer_as_reached(format_message(error))
+        if reached is None:
+            raise
+        return reached
     except Exception as error:  # of any kind: a GPU that is lost fails in whatever comes next
         why = find_gpu_error(device)
         if why is None:
@@ -217,10 +236,14 @@ def judge_file(task: JudgeTask) -> JudgeResult:
 def _judge_task(progress: CaseProgress, device: torch.device) -> JudgeResult:
     task = progress.task
     deadline = None if task.seconds is None else time.monotonic() + task.seconds
-    with open_case(task, device) as (file, case):
+    with (
+        seat_ranks(task, _open_more) as lead,
+        open_case(task, device) as (file, case),
+    ):
         progress.file = file
-        report = judge_case(case, progress, device, deadline)
-        report = _judge_later_calls(report, file, progress, device, deadline)
+        with lead():
+            report = judge_case(case, progress, device, deadline)
+            report = _judge_later_calls(report, file, progress, device, deadline)
     answer = progress.answer(report)
     machine = describe_environment(device, read_target(answer)) if task.describe else None
     return JudgeResult(answer, report.coverage, report.screened, machine, progress.seen)
@@ -256,6 +279,7 @@ def open_case(task: JudgeTask, device: torch.device) -> Iterator[tuple[CaseFile,
 
             called = receive(file.path, device)
         stack.enter_context(isolate_process())
+        stack.callback(leave_group)
         case = load(file, device, call=task.call, module=task.module) if called is None else called.case()
         case = replace(case, settings=apply_backend(case.settings))
         restore_streams()  # the script may have closed them, and the compiler writes to them
@@ -265,6 +289,7 @@ def open_case(task: JudgeTask, device: torch.device) -> Iterator[tuple[CaseFile,
 # Seconds for a look at a script's later calls, at most, and the calls that are judged in full.
 _LOOKING_SECONDS = 60.0
 _MOST_JUDGED = 3
+_FIRST_ALONE = "with --nproc no later call of the script is looked at; --call N judges one"
 
 
 def _judge_later_calls(
@@ -278,6 +303,8 @@ def _judge_later_calls(
     asked = task.call is None and task.module is None and task.against == "eager" and task.contract != "bitwise"
     if first.is_bug or not asked or file.kind not in ("script", "notebook") or current_target() is not None:
         return first
+    if task.nproc is not None:
+        return replace(first, notes=(*first.notes, _FIRST_ALONE))
     from fuzzcompile.diagnosis.script_calls import answer_with_later_calls, look_at_calls, makes_one_call
 
     if makes_one_call(file.source):
@@ -299,6 +326,25 @@ def _judge_later_calls(
         if shown is not None and (later.is_bug or later.verdict in HARMLESS):
             return shown  # else what it shows is no bug where it is judged in full
         ignored.append(looked.parts)
+
+
+def _open_more(workers: int) -> WorkerPool:
+    if not _opens_more:
+        raise EnvironmentUnfit("This process may start no others: leave out --nproc.")
+    return _opens_more[0](workers)
+
+
+def join_ranks(task: JudgeTask, seat: Seat, address: str) -> None:
+    """Run a case in this worker as one of several processes, as the first of them says over the line at ``address``.
+
+    Raises:
+        CaseError: the file is not a case, or does not come as far as a compiled call here.
+    """
+    device = torch.device(get_current_device())
+    line = Client(address, family="AF_UNIX")
+    with contextlib.closing(line), take_seat(seat), open_case(task, device) as (_, case):
+        line.send_bytes(str(seat.rank).encode())
+        follow(line, case, device)
 
 
 def judge_case(case: Case, progress: CaseProgress, device: torch.device, deadline: float | None) -> TriageReport:

@@ -29,7 +29,7 @@ def start_worker(conditions: Conditions, threads: int) -> None:
     with prepare_toolchain(wanted=conditions.target is None):
         from fuzzcompile.diagnosis.worker.judge import prepare
 
-        prepare(conditions, threads)
+        prepare(conditions, threads, lambda more: open_pool(conditions, more, least_threads=LEAST_THREADS))
 
 
 # After this share of a case's time, attribution starts no further compile: a long proof must not cost the finding.

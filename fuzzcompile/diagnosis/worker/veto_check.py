@@ -16,11 +16,10 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from fuzzcompile.compiler.veto_names import matches_veto
 from fuzzcompile.diagnosis.worker.local_pool import open_pool
 from fuzzcompile.diagnosis.worker.worker_loss import make_start_error
 from fuzzcompile.model import hints
-from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.conditions import Conditions, matches_veto
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.judge_task import NamedFunction
 from fuzzcompile.model.stages import STAGES

@@ -195,6 +195,12 @@ math_only = click.option(
     help="Run attention on the math kernel and float32 products without TF32, on both sides: for validation, not for "
     "production.",
 )
+nproc = click.option(
+    "--nproc",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Run the case in N processes together, as torchrun does, on gloo: DDP, FSDP2, tensor parallelism.",
+)
 contract = click.option(
     "--contract",
     default="values",
@@ -282,12 +288,15 @@ def _make_question(
     suspects: tuple[str, ...],
     tolerances: Path | None,
     math_only: bool,
+    nproc: int | None,
 ) -> Question:
     table = None if tolerances is None else Tolerances.load(tolerances)
-    return Question(against, call, module, True, None, suspects, table, math_only, contract)
+    return Question(against, call, module, True, None, suspects, table, math_only, contract, nproc=nproc)
 
 
-question = gather_options("question", _make_question, against, contract, call, module, suspect, tolerances, math_only)
+question = gather_options(
+    "question", _make_question, against, contract, call, module, nproc, suspect, tolerances, math_only
+)
 
 
 def model(

@@ -18,6 +18,9 @@ from fuzzcompile.fuzz.campaign.campaign_engine import CampaignEngine
 from fuzzcompile.fuzz.campaign.campaign_events import Event, Finished
 from fuzzcompile.fuzz.campaign.campaign_settings import CampaignSettings
 from fuzzcompile.fuzz.campaign.case_sources import (
+    FOCUS,
+    PATTERNS,
+    SURVEY,
     GeneratorSource,
     VariationSource,
     await_answer,
@@ -27,7 +30,6 @@ from fuzzcompile.fuzz.campaign.case_sources import (
 from fuzzcompile.fuzz.campaign.focus_steering import FocusSource
 from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
 from fuzzcompile.fuzz.generation.profile import Profile
-from fuzzcompile.fuzz.worker_tasks import FOCUS, PATTERNS, SURVEY
 from fuzzcompile.model import hints
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.custom import Custom

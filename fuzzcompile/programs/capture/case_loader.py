@@ -46,6 +46,7 @@ from fuzzcompile.run.case import Arguments, Case
 from fuzzcompile.run.case_program import RUN_SEED, build
 from fuzzcompile.run.code_files import is_user_file
 from fuzzcompile.run.device import seed_everything
+from fuzzcompile.run.ranks import prepare_group
 from fuzzcompile.run.reachable_state import (
     ReachedObjects,
     get_own_dict,
@@ -139,6 +140,7 @@ class ScriptRun:
         importable = list(sys.path)
         sys.path.insert(0, str(self.path.resolve().parent))
         seed_everything(RUN_SEED)
+        prepare_group(self.source)
         to_cpu = self.device.type == "cpu" and (self.rewritten or "torch.cuda" in self.source)
         cuda = imitate_cuda() if to_cpu else contextlib.nullcontext()
         with preserve_config(), silence_output(), self.interception.install(), cuda:

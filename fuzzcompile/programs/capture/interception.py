@@ -223,7 +223,7 @@ class CompiledModule(nn.Module):
         return held
 
     def __setattr__(self, name: str, value: torch.Tensor | nn.Module) -> None:
-        if name in ("_orig_mod", "training") or "_orig_mod" not in self.__dict__.get("_modules", {}):
+        if name in ("_orig_mod", "training", "__class__") or "_orig_mod" not in self.__dict__.get("_modules", {}):
             super().__setattr__(name, value)
         else:
             setattr(self._orig_mod, name, value)

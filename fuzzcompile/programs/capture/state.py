@@ -18,13 +18,15 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from fuzzcompile.run.case import GradMode
 from fuzzcompile.run.device import AutocastRegions, Numerics, apply_numerics, list_held
 from fuzzcompile.run.held_state import list_undos
 from fuzzcompile.run.reachable_state import ReachedObjects
-from fuzzcompile.run.tangents import enter_level, is_level_entered
-from fuzzcompile.run.tensors import KnownCopies, StorageCopier, measure_storages
+from fuzzcompile.run.sharded_tensors import adopt_dtype
+from fuzzcompile.run.tensors import KnownCopies, StorageCopier, is_freed, is_wrapper, list_wrapped, measure_storages
+from fuzzcompile.run.transforms import enter_level, is_level_entered
 
 # The state that surrounds a call: grad mode, autocast, numerics, defaults, random generators.
 
@@ -123,15 +125,25 @@ def _precision_groups() -> list[Any]:
 
 
 class _Kept(NamedTuple):
+    """A tensor with its values, its gradient, and whether it requires one.
+
+    ``values`` is None for a wrapper, of which the tensors that it is made of are kept, and for a buffer whose memory
+    was given back (FSDP frees what it has gathered).
+    """
+
     tensor: torch.Tensor
-    values: torch.Tensor
+    values: torch.Tensor | None
     gradient: torch.Tensor | None
     requires_grad: bool
 
     def write_back(self, place: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Give the tensor its values and its gradient, each as ``place`` makes it."""
         self.tensor.grad = None  # before the data: a gradient must have its tensor's dtype
-        for name, held in (("data", self.values), ("grad", self.gradient)):
+        if self.values is None and not is_wrapper(self.tensor):
+            self.tensor.untyped_storage().resize_(0)
+        adopt_dtype(self.tensor)
+        given = [("data", self.values)] * (self.values is not None)
+        for name, held in (*given, ("grad", self.gradient)):
             # Subclasses keep their values: torch refuses to replace them.
             with contextlib.suppress(RuntimeError), torch.inference_mode(self.tensor.is_inference()):
                 setattr(self.tensor, name, None if held is None else place(held))
@@ -156,10 +168,11 @@ class World:
         self._undo_hooks = list_undos(value for value in reached.objects if id(value) in hooks)
         with torch.inference_mode(False), torch.no_grad():
             copier = StorageCopier(known=self.known)
-            self._kept = [_keep(tensor, copier) for tensor in reached.tensors.values()]
+            self._kept = [_keep(tensor, copier) for tensor in _list_held(reached)]
         addresses = measure_storages([kept.tensor for kept in self._kept])
         self.known = {key: copied for key, copied in self.known.items() if key[0] in addresses}
         self._owned = {id(kept.tensor) for kept in self._kept}
+        self._replicas = [value for value in reached.objects if isinstance(value, DistributedDataParallel)]
 
     def reached(self) -> ReachedObjects:
         """Return everything reachable now; a program may have replaced some of it since the capture."""
@@ -171,7 +184,7 @@ class World:
 
     def originals(self) -> list[torch.Tensor]:
         """Copies from the moment of capture."""
-        return [kept.values for kept in self._kept]
+        return [kept.values for kept in self._kept if kept.values is not None]
 
     def restore(self, device: torch.device, *, double: bool, hooks: bool = True) -> None:
         """Restore the moment of capture on ``device``; with ``double``, floating tensors in float64.
@@ -181,8 +194,10 @@ class World:
         for undo in (*self._undo, *(self._undo_hooks if hooks else ())):
             undo()
         copiers = {inference: StorageCopier(double=double, device=device) for inference in (False, True)}
-        for kept in self._kept:
+        for kept in sorted(self._kept, key=lambda kept: is_wrapper(kept.tensor)):  # what they are made of comes first
             kept.write_back(lambda values: copiers[torch.is_inference_mode_enabled()](values).detach())
+        for replica in self._replicas:
+            _renew_reducer(replica)
 
 
 class Worlds:
@@ -231,7 +246,7 @@ class PresentState:
         reached = ReachedObjects(roots)
         self._undo = list_undos(reached.objects)
         self._held = [
-            _Kept(x, x.data, x.grad if x.is_leaf else None, x.requires_grad) for x in reached.tensors.values()
+            _Kept(x, _read_data(x), x.grad if x.is_leaf else None, x.requires_grad) for x in _list_held(reached)
         ]
 
     def put_back(self) -> None:
@@ -242,7 +257,32 @@ class PresentState:
             kept.write_back(lambda held: held)
 
 
+def _renew_reducer(replica: Any) -> None:
+    """Let a module of DDP reduce gradients in the dtype that its parameters have now.
+
+    A parameter of another dtype has another node in autograd, without the hook by which DDP hears of a gradient: from
+    then on, each process would keep its own.
+    """
+    parameters, sparse = replica._build_params_for_reducer()
+    names = replica._build_debug_param_to_name_mapping(parameters)
+    replica._ddp_init_helper(parameters, sparse, names, replica.static_graph)
+
+
 def _keep(tensor: torch.Tensor, copier: StorageCopier) -> _Kept:
     gradient = tensor.grad if tensor.is_leaf else None
     copied = None if gradient is None else copier(gradient).detach()
-    return _Kept(tensor, copier(tensor).detach(), copied, tensor.requires_grad)
+    values = _read_data(tensor)
+    return _Kept(tensor, None if values is None else copier(tensor).detach(), copied, tensor.requires_grad)
+
+
+def _read_data(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The values of a tensor that has any of its own."""
+    return None if is_wrapper(tensor) or is_freed(tensor) else tensor.data
+
+
+def _list_held(reached: ReachedObjects) -> list[torch.Tensor]:
+    """The tensors of the program and of what distributes it, each followed by those that it is made of, once."""
+    held: dict[int, torch.Tensor] = {}
+    for tensor in (*reached.tensors.values(), *reached.buffers):
+        held |= {id(each): each for each in (tensor, *(inner for _, inner in list_wrapped("", tensor)))}
+    return list(held.values())

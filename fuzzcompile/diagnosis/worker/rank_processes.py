@@ -1,0 +1,101 @@
+"""The other processes that a case with ``--nproc`` runs in: workers of the worker that judges it."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+
+from fuzzcompile.model.errors import format_message
+from fuzzcompile.model.judge_task import JudgeTask, NamedFunction
+from fuzzcompile.run.pool.worker import say
+from fuzzcompile.run.pool.worker_pool import WorkerPool
+from fuzzcompile.run.ranks import Leader, RankLost, Seat, find_free_port, lead_ranks, take_seat
+
+_JOIN = NamedFunction("fuzzcompile.diagnosis.worker.judge:join_ranks")
+# Seconds that the others may take longer than the first to load the case: they import torch first.
+_LOADING_SECONDS = 90.0
+_LONGEST_PLACE = 60  # characters of a folder's name: that of a line within it may have about a hundred
+
+
+@contextlib.contextmanager
+def seat_ranks(
+    task: JudgeTask, open_pool: Callable[[int], WorkerPool]
+) -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
+    """Start the other processes of a task, each of which loads the case; this one is the first of them in the block.
+
+    ``open_pool`` starts so many workers. What is yielded is entered once the case is loaded here too: from then on all
+    run what this process runs.
+
+    Raises:
+        RankLost: one of them ended, or did not come as far.
+    """
+    if task.nproc is None:
+        yield contextlib.nullcontext
+        return
+    say(f"starting {task.nproc - 1} more processes")
+    port = find_free_port()
+    with contextlib.ExitStack() as stack:
+        place = None if len(tempfile.gettempdir()) <= _LONGEST_PLACE else "/tmp"
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fuzzcompile-ranks-", dir=place))
+        listener = stack.enter_context(Listener(str(Path(folder, "line")), family="AF_UNIX"))
+        pool = stack.enter_context(open_pool(task.nproc - 1))
+        stack.callback(pool.kill_workers)  # whatever they wait for
+        seats = [Seat(rank, task.nproc, port) for rank in range(1, task.nproc)]
+        joining = [pool.schedule(_JOIN, (task, seat, listener.address), label=f"rank {seat.rank}") for seat in seats]
+        stack.enter_context(take_seat(Seat(0, task.nproc, port)))
+        try:
+            yield lambda: _lead(listener, joining)
+        except RankLost:
+            raise
+        except Exception as error:
+            _blame_ended(joining, error)
+            raise
+
+
+@contextlib.contextmanager
+def _lead(listener: Listener, joining: Sequence[Future[None]]) -> Iterator[None]:
+    def explain(rank: int) -> str | None:
+        ended = joining[rank - 1]
+        return _describe_end(ended) if ended.done() else None
+
+    with lead_ranks(Leader(_accept(listener, joining), explain)):
+        yield
+
+
+def _accept(listener: Listener, joining: Sequence[Future[None]]) -> list[Connection]:
+    """The lines to the other processes, in the order of their ranks, once all have loaded the case."""
+    say("waiting for the other processes to come as far")
+    lines: dict[int, Connection] = {}
+    ends = time.monotonic() + _LOADING_SECONDS
+    socket = listener._listener._socket  # type: ignore[attr-defined] # it has no time-out of its own
+    socket.settimeout(0.2)
+    while len(lines) < len(joining):
+        for rank, future in enumerate(joining, 1):
+            if future.done():
+                raise RankLost(f"Rank {rank} did not come as far as the first: {_describe_end(future)}.")
+        if time.monotonic() > ends:
+            missing = [rank for rank in range(1, len(joining) + 1) if rank not in lines]
+            raise RankLost(
+                f"Rank {missing[0]} never reached a compiled call, {_LOADING_SECONDS:.0f} s after the first did."
+            )
+        with contextlib.suppress(TimeoutError):
+            line = listener.accept()
+            lines[int(line.recv_bytes())] = line
+    return [line for _, line in sorted(lines.items())]
+
+
+def _describe_end(future: Future[None]) -> str:
+    error = future.exception() if not future.cancelled() else None
+    return "its process ended" if error is None else format_message(error).removesuffix(".")
+
+
+def _blame_ended(joining: Sequence[Future[None]], error: Exception) -> None:
+    """Say of an error here that another process had ended before, if one had: this one may have waited for it."""
+    for rank, future in enumerate(joining, 1):
+        if future.done() and (future.cancelled() or future.exception() is not None):
+            raise RankLost(f"Rank {rank} ended: {_describe_end(future)}.") from error

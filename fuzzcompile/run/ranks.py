@@ -1,0 +1,327 @@
+"""One program on several processes at once, its ranks: the first decides what is run, and the others run it too.
+
+What runs a program (in eager mode, in float64, compiled in some way) is called by the leader alone. It sends the others
+the name of the function and its arguments, all of them call it, each on its own case, and the leader gets one
+observation of what all of them saw. Nothing that waits for another process may run outside of such a call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import pickle
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn, TypeVar
+
+import torch
+
+from fuzzcompile.model.errors import FuzzcompileError, describe_error
+from fuzzcompile.model.evidence import ObservableName
+from fuzzcompile.model.judge_task import NamedFunction
+from fuzzcompile.run.case import Case, CompileSettings, GradMode
+from fuzzcompile.run.observation import Observation, Value
+from fuzzcompile.run.torch_attributes import ReplacedAttribute
+
+T = TypeVar("T")
+
+
+class RankLost(FuzzcompileError):
+    """A process of the group can run nothing any more: it has ended, or waits for another that will not come."""
+
+
+class NotOnAllRanks(Exception):
+    """A run that other processes would have to make too, and cannot be told to."""
+
+
+# Where the processes of a script meet, as ``torchrun`` tells them.
+
+_WAIT = timedelta(seconds=60)  # for the other processes in a collective; torch's own is half an hour
+TIMEOUT = ReplacedAttribute(
+    "torch.distributed.distributed_c10d",
+    "default_pg_timeout",
+    unprobed="A torch that reads its default elsewhere waits longer, and the limit of the case ends it.",
+)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The place of this process among those that run a script; ``port`` is where they meet, None for any free one."""
+
+    rank: int = 0
+    size: int = 1
+    port: int | None = None
+
+    def environment(self) -> dict[str, str]:
+        """The variables that ``torchrun`` sets on one machine."""
+        rank, size = str(self.rank), str(self.size)
+        numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        port = str(find_free_port() if self.port is None else self.port)
+        return {**numbers, "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+
+@dataclass
+class _Company:
+    """What this process knows of others: its own seat, and whether it leads them."""
+
+    seat: Seat = field(default_factory=Seat)
+    leader: Leader | None = None
+
+
+_company = _Company()
+
+
+def find_free_port() -> int:
+    """A port of this machine that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@contextlib.contextmanager
+def take_seat(seat: Seat) -> Iterator[None]:
+    """Run scripts of the block as this process of several."""
+    before, _company.seat = _company.seat, seat
+    try:
+        yield
+    finally:
+        _company.seat = before
+
+
+def prepare_group(source: str) -> None:
+    """Let a script that is about to run form its group of processes, with a meeting point of its own.
+
+    A group that an earlier run of it has left is ended. Programs that are not distributed see nothing of this.
+    """
+    if "distributed" not in source and _company.seat.size == 1:
+        return
+    leave_group()
+    os.environ.update(_company.seat.environment())
+    if torch.distributed.is_available():
+        TIMEOUT.put(_WAIT)
+
+
+def leave_group() -> None:
+    """End the group of processes that a script has formed, if there is one."""
+    loaded = sys.modules.get("torch.distributed")
+    if loaded is not None and loaded.is_available() and loaded.is_initialized():
+        with contextlib.suppress(RuntimeError):  # another process is gone
+            loaded.destroy_process_group()
+
+
+# Calls that all ranks make.
+
+
+@dataclass(frozen=True)
+class Order:
+    """A function ``module:name`` to call with the case, as it is differentiated and compiled, and these arguments."""
+
+    function: str
+    grad: GradMode
+    backward: bool
+    settings: CompileSettings
+    args: tuple[object, ...]
+    options: Mapping[str, object]
+
+
+@dataclass
+class Leader:
+    """The first process's side: the lines to the others, in the order of their ranks.
+
+    ``explain`` says why a rank's line is dead, None while it lives. While ``leads``, all run the same.
+    """
+
+    lines: Sequence[Connection]
+    explain: Callable[[int], str | None]
+    leads: bool = False
+    lost: str | None = None
+    _answers: list[Observation] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def lead(self, order: Order) -> Iterator[None]:
+        """Have the other ranks run an order while the block runs it here, and keep what they saw.
+
+        Raises:
+            RankLost: one of them is gone, or raised what its program did not.
+            NotOnAllRanks: the order cannot be sent.
+        """
+        try:
+            sent = _pickle(order)
+        except Exception as error:  # whatever the pickler of an argument raises
+            raise NotOnAllRanks(
+                f"{order.function} cannot be asked of other processes: {describe_error(error)}"
+            ) from error
+        if self.lost is not None:
+            raise RankLost(self.lost)
+        for rank, line in enumerate(self.lines, 1):
+            self._talk(rank, functools.partial(line.send_bytes, sent))
+        self.leads = True
+        try:
+            yield
+        except BaseException:
+            self.lost = "The processes are no longer at the same place of the program."
+            raise
+        finally:
+            self.leads = False
+        self._answers = [self._receive(rank, line) for rank, line in enumerate(self.lines, 1)]
+
+    def merge(self, own: Observation) -> Observation:
+        """What all ranks saw: the values of the others are named after their rank."""
+        failed = [(rank, seen) for rank, seen in enumerate((own, *self._answers)) if seen.failure is not None]
+        if failed:
+            rank, seen = failed[0]
+            assert seen.failure is not None
+            if len(failed) <= len(self._answers):  # the others may wait for it
+                self.lost = f"Rank {rank} raises {seen.failure}, and the others do not."
+            return replace(seen, values=())
+        others = (
+            replace(
+                value, name=name_on_rank(value.name, rank), aliases=tuple(name_on_rank(a, rank) for a in value.aliases)
+            )
+            for rank, seen in enumerate(self._answers, 1)
+            for value in seen.values
+        )
+        return replace(own, values=(*own.values, *others))
+
+    def _receive(self, rank: int, line: Connection) -> Observation:
+        while not self._talk(rank, functools.partial(line.poll, 0.2)):
+            if (why := self.explain(rank)) is not None:
+                self._lose(rank, why)
+        answer: Observation | str = pickle.loads(self._talk(rank, line.recv_bytes))
+        if isinstance(answer, str):
+            self._lose(rank, answer)
+        return answer
+
+    def _talk(self, rank: int, talk: Callable[[], T]) -> T:
+        try:
+            return talk()
+        except (EOFError, OSError):
+            self._lose(rank, self.explain(rank) or "its process has ended")
+
+    def _lose(self, rank: int, why: str) -> NoReturn:
+        self.lost = f"Rank {rank} is lost, and the others cannot run without it: {why}."
+        raise RankLost(self.lost)
+
+    def dismiss(self) -> None:
+        """Let the other ranks end."""
+        for line in self.lines:
+            with contextlib.suppress(OSError):
+                line.send_bytes(pickle.dumps(None))
+                line.close()
+
+
+class _Pickler(pickle.Pickler):
+    """Sends operators by their names; torch cannot pickle them."""
+
+    def reducer_override(self, value: object) -> Any:
+        if isinstance(value, torch._ops.OpOverload):
+            return _find_operator, (value._schema.name, value._overloadname)
+        if isinstance(value, torch._ops.OpOverloadPacket):
+            return _find_operator, (value._qualified_op_name, None)
+        return NotImplemented
+
+
+def _pickle(value: object) -> bytes:
+    written = io.BytesIO()
+    _Pickler(written).dump(value)
+    return written.getvalue()
+
+
+def _find_operator(name: str, overload: str | None) -> object:
+    space, _, operator = name.partition("::")
+    packet = getattr(getattr(torch.ops, space), operator)
+    return packet if overload is None else getattr(packet, overload)
+
+
+def name_on_rank(name: str, rank: int) -> str:
+    """The name of an observable of another rank than the first."""
+    return str(replace(ObservableName.parse(name), rank=rank))
+
+
+@contextlib.contextmanager
+def lead_ranks(leader: Leader) -> Iterator[None]:
+    """Run what the block runs on all ranks."""
+    _company.leader = leader
+    try:
+        yield
+    finally:
+        _company.leader = None
+        leader.dismiss()
+
+
+def is_led() -> bool:
+    """Return whether this process leads others."""
+    return _company.leader is not None
+
+
+def is_apart() -> bool:
+    """Return whether this process leads others, and runs something that they do not run."""
+    leader = _company.leader
+    return leader is not None and not leader.leads
+
+
+def check_company() -> None:
+    """Refuse a run of the program that the other ranks do not make.
+
+    Raises:
+        NotOnAllRanks: they do not.
+    """
+    if is_apart():
+        raise NotOnAllRanks("a run of this process alone: the others would be waited for in vain")
+
+
+@contextlib.contextmanager
+def on_all_ranks(function: str, case: Case, *args: object, **options: object) -> Iterator[None]:
+    """Have the other ranks call ``function`` (``module:name``) while the block does the same here.
+
+    What they saw is in :func:`merge_ranks` afterwards. Without other ranks, or within such a block, it does nothing.
+    """
+    leader = _company.leader
+    if leader is None or leader.leads:
+        yield
+        return
+    with leader.lead(Order(function, case.grad, case.backward, case.settings, args, options)):
+        yield
+
+
+def merge_ranks(own: Observation) -> Observation:
+    """What all ranks saw in the block that has just ended, given what this process saw in it."""
+    leader = _company.leader
+    return own if leader is None or leader.leads else leader.merge(own)
+
+
+def follow(line: Connection, case: Case, device: torch.device) -> None:
+    """Run on this rank what the first says, until it has said all or is gone."""
+    with contextlib.suppress(EOFError, OSError):
+        while (order := pickle.loads(line.recv_bytes())) is not None:
+            line.send_bytes(_obey(order, case, device))
+
+
+def _obey(order: Order, case: Case, device: torch.device) -> bytes:
+    """The pickled observation that an order makes, or a sentence on what it raised."""
+    try:
+        asked = replace(case, grad=order.grad, backward=order.backward, settings=order.settings)
+        made = NamedFunction(order.function)(asked, device, *order.args, **order.options)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # ours or torch's: the leader is told
+        return pickle.dumps(describe_error(error))
+    seen: Observation = made[0] if isinstance(made, tuple) else made
+    if seen.failure is not None:  # of its places in the code, the leader needs none
+        seen = replace(seen, failure=replace(seen.failure, chain=(), site=None))
+    return pickle.dumps(replace(seen, values=tuple(filter(_can_be_sent, seen.values))))
+
+
+def _can_be_sent(value: Value) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:  # an object of the program, whose own pickling may raise anything
+        return False
+    return True

@@ -1,0 +1,74 @@
+"""Tensors of which each process of a group has a part: what this process holds of one, and how it is laid out.
+
+A ``DTensor`` says by its placements what the parts are to the whole; a tensor that a collective still fills is waited
+for. Of the classes that are meant, none is imported: a program without them has none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+_MODULE = "torch.distributed.tensor"
+_PENDING = "torch.distributed._functional_collectives"
+
+
+def is_sharded(value: object) -> TypeGuard[DTensor]:
+    """Return whether a value is a ``DTensor``."""
+    loaded = sys.modules.get(_MODULE)
+    return loaded is not None and isinstance(value, loaded.DTensor)
+
+
+def is_pending(value: object) -> bool:
+    """Return whether a value is a tensor that a collective may still fill; any operator on it waits for that."""
+    loaded = sys.modules.get(_PENDING)
+    return loaded is not None and isinstance(value, loaded.AsyncCollectiveTensor)
+
+
+def read_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that this process holds, in its own memory; any tensor but a ``DTensor`` is its own."""
+    return tensor._local_tensor if is_sharded(tensor) else tensor
+
+
+def read_values(tensor: torch.Tensor) -> torch.Tensor:
+    """What can be compared of a tensor: the part that this process holds, and of partial results the whole.
+
+    The parts of a partial result have no meaning of their own; adding them up is a collective of all its processes.
+    """
+    if not is_sharded(tensor):
+        return tensor.clone() if is_pending(tensor) else tensor
+    partial = any(placement.is_partial() for placement in tensor.placements)
+    held: torch.Tensor = tensor.full_tensor() if partial else tensor.to_local()
+    return read_values(held)
+
+
+def adopt_dtype(tensor: torch.Tensor) -> None:
+    """Give a ``DTensor`` the dtype that the part which this process holds has by now, wherever it is referred to.
+
+    It stays as it is where something outside of Python holds it.
+    """
+    if not is_sharded(tensor) or not tensor.is_leaf or tensor.dtype == tensor._local_tensor.dtype:
+        return
+    part, size = tensor._local_tensor, (tensor.shape, tensor.stride())
+    made: Any = type(tensor).from_local(
+        part, tensor.device_mesh, tensor.placements, run_check=False, shape=size[0], stride=size[1]
+    )
+    made = made.detach().requires_grad_(tensor.requires_grad)
+    if isinstance(tensor, nn.Parameter):
+        made = nn.Parameter(made, requires_grad=tensor.requires_grad)  # of the same class
+    made._local_tensor = part  # itself, which FSDP refers to, not a view of it
+    vars(made).update(vars(tensor))
+    with contextlib.suppress(RuntimeError):
+        torch.utils.swap_tensors(tensor, made)  # type: ignore[no-untyped-call]
+
+
+def describe_placements(tensor: torch.Tensor) -> str:
+    """How a ``DTensor`` lies over its mesh, as in ``DTensor Shard(dim=0), Replicate()``; empty for others."""
+    return f"DTensor {', '.join(map(repr, tensor.placements))}" if is_sharded(tensor) else ""
