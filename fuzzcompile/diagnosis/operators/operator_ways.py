@@ -470,9 +470,16 @@ def prove_operators(ablator: Ablator, *, certain: bool) -> Attribution | None:
     attribution = prove_in_turn(ablator, chosen)
     if attribution is not None or not certain:
         return attribution
-    first = next((each for each in chosen if each.certain and each.culprit.stage == FAKE_TENSOR), None)
+    fakes = [each.culprit for each in chosen if each.certain and each.culprit.stage == FAKE_TENSOR]
+    first = next((each for each in chosen if each.certain and _tells_form(each, fakes)), None)
     # What no compile could do without (its sizes are symbols, say) is left to eager mode with the whole call.
     return prove_at_call(ablator, first) if first is not None else None
+
+
+def _tells_form(found: Found, fakes: Sequence[Culprit]) -> bool:
+    """Return whether it is a fake tensor's rule, or the decomposition that one is."""
+    own = found.culprit
+    return any((own.rewrite, own.source, own.line) == (fake.rewrite, fake.source, fake.line) for fake in fakes)
 
 
 def doubt_operators(ablator: Ablator) -> Attribution | None:
