@@ -56,6 +56,10 @@ def dimension_dropped(original: Callable[..., Any], x: Any, axis: Any, keepdims:
     return original(x, axis, False, **kwargs)
 
 
+def expanded(original: Callable[..., Any], x: Any, repeats: Any) -> Any:
+    return lowerings[aten.expand.default](x, repeats)
+
+
 def of_magnitudes(original: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
     return original(lowerings[aten.abs.default](x), *args, **kwargs)
 
@@ -260,6 +264,11 @@ def copies_written() -> contextlib.AbstractContextManager[Any]:
         return original.__func__(kind, kernel, *args, **kwargs)
 
     return mock.patch.object(ir.FallbackKernel, "create", classmethod(planted))
+
+
+def writes_forgotten() -> contextlib.AbstractContextManager[Any]:
+    """What an operator writes to the copy that it was given for its strides is not written back."""
+    return mock.patch.object(GraphLowering, "propagate_mutation", lambda *arguments: None)
 
 
 def unmoved(original: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:

@@ -295,6 +295,8 @@ def find_call_name(node: fx.Node) -> str | None:
     """The user's name for a node of dynamo's graph: ``torch.max_pool1d``, ``torch.Tensor.cumsum``; or None."""
     if isinstance(node.target, str):
         return f"torch.Tensor.{node.target}"
+    if isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return f"torch.ops.{node.target}"
     return f"operator.{node.target.__name__}" if _is_operator(node.target) else find_public_name(node.target)
 
 

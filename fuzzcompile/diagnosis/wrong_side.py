@@ -77,7 +77,10 @@ class SideVerdict:
         return Culprit.from_operator(ATEN, None if self.call is None else str(self.call.operator)).family
 
     def weigh_culprit(self, culprit: Culprit | None) -> SideVerdict:
-        """The side, undecided if the compiler is accused of what only the kernel that both references share denies."""
+        """The side, undecided if the compiler is accused of what only the kernel that both references share denies.
+
+        An operator of the user's is what its kernel computes.
+        """
         if self.wrong != "compiled" or culprit is None:
             return self
         # Generated code has names of its own for operators (``CppOverrides.i0`` of ``aten.special_i0``).
@@ -85,7 +88,9 @@ class SideVerdict:
         accused = {name.removeprefix("special_") for name in accused}
         families = {name: get_operator_family(name).removeprefix("special_") for name in self.unopposed}
         calls = (call for name, call in self.unopposed.items() if families[name] in accused)
-        doubtful = next((call for call in calls if not call.fits_derivative), None)
+        doubtful = next(
+            (each for each in calls if each.operator.namespace == "aten" and not each.fits_derivative), None
+        )
         if doubtful is None:
             return self
         return SideVerdict("undecided", f"only the kernel of {doubtful.operator} itself says that compiled is wrong")

@@ -431,29 +431,32 @@ def _prove_raised(ablator: Ablator, failure: LoweredStep) -> Attribution:
     if vectorised:
         return Attribution(replace(culprit, necessary=True))
     repaired = bool(names) and ablator.attempt_under(with_aten(names))[1]
-    earlier = None if repaired or node is None or stage != LOWERING else _prove_earlier(ablator, failure, node)
+    earlier = None if repaired or stage != LOWERING else prove_earlier(ablator, failure)
     return earlier or attribute(culprit, repaired)
 
 
-def _prove_earlier(ablator: Ablator, failure: LoweredStep, node: fx.Node) -> Attribution | None:
+def prove_earlier(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
     """The operator whose IR the lowering of a later one cannot use, and can once ATen computes the earlier one."""
     before: dict[str, fx.Node] = {}  # the nearest first
-    for reader in (pending := [node]):
+    for reader in (pending := [node for node in map(wrong.lowered.find_node, wrong.nodes[-1:]) if node is not None]):
         new = [source for source in reader.all_input_nodes if source not in pending]
         pending += new
         for each in new:
-            if label := failure.lowered.labels.get(each.name):
+            if label := wrong.lowered.labels.get(each.name):
                 before.setdefault(parse_operator(label), each)
-    names = [name for name, each in before.items() if can_fall_back(failure.lowered, each) and not is_view(each.target)]
+    names = [name for name, each in before.items() if can_fall_back(wrong.lowered, each) and not is_view(each.target)]
     named, _ = bisect_candidates(ablator, names, with_aten)
     if named is None:
         return None
     code = CodeSource(named, *find_lowering_source(before[named].target))
-    details: DetailsJson = {"operator": get_operator_family(failure.name), "error": failure.raised.message}
-    at = LoweredStep(failure.lowered, (before[named].name,))
+    details: DetailsJson = {"operator": get_operator_family(wrong.name)}
+    if wrong.failed is not None:
+        details["error"] = wrong.failed.message
+    at = LoweredStep(wrong.lowered, (before[named].name,))
     culprit = at.make_culprit(LOWERING, code, necessary=True, details=details)
-    # What repairs by its memory alone may be right, and the later lowering not able to read what has none.
-    stored = ablator.attempt_under(_with_stored([named]))[1]
+    # What repairs by its memory alone may be right, and the later lowering not able to read what has none; where that
+    # runs, ATen's kernel in its place read the same wrong values.
+    stored = wrong.failed is not None and ablator.attempt_under(_with_stored([named]))[1]
     return Attribution(replace(culprit, confidence="low" if stored else "high"))
 
 

@@ -134,10 +134,14 @@ def _prove_operators(ablator: Ablator, wrong: list[LoweredStep]) -> Attribution 
             if ablator.attempt_under(proofs.with_aten(list(chosen)))[1]:
                 in_code = _prove_in_scalars(ablator, operator) if len(chosen) == 1 else None
                 return in_code or _attribute_operators(ablator, list(chosen.values()))
-    # Wrong in float64 is shown by the evaluation of its IR, though no compile proves it.
+    # Wrong in float64 is shown by the evaluation of its IR, though no compile with ATen's kernel proves it.
     tried = list(chosen.values())
     left = next((operator for operator in wrong if operator.exact or operator not in tried), None)
-    return None if left is None else Attribution(replace(_make_operator_culprit(left), confidence="low"))
+    if left is None:
+        return None
+    # What ATen reads as wrongly was lowered to no form to be read.
+    earlier = proofs.prove_earlier(ablator, left) if left.exact and left in tried else None
+    return earlier or _doubt(_make_operator_culprit(left, necessary=False if left in tried else None))
 
 
 def _prove_in_scalars(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:

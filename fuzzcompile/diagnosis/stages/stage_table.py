@@ -17,7 +17,7 @@ from fuzzcompile.diagnosis.stages.compiling_branches import prove_compiling_bran
 from fuzzcompile.diagnosis.stages.graph_passes import Ground, RewritingStage, prove_marking_rewrite, prove_rewrites
 from fuzzcompile.diagnosis.stages.instruction_ways import prove_instruction
 from fuzzcompile.diagnosis.stages.own_settings import prove_own_setting
-from fuzzcompile.diagnosis.stages.ways import SideBySide, Stage, Way, doubt, prove_without
+from fuzzcompile.diagnosis.stages.ways import Found, SideBySide, Stage, Way, doubt, prove_at_call, prove_without
 from fuzzcompile.model import stages
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run.ranks import NotOnAllRanks
@@ -188,6 +188,11 @@ def look_around_rewrites(ablator: Ablator) -> Attribution | None:
     attribution = look_at_sides(ablator)
     if attribution is not None and attribution.is_proved:
         return attribution
+    # What no compile can do without, and whose IR is wrong: a rewrite may be no more than what it takes to show that.
+    doubted = attribution.culprit if attribution is not None else None
+    shown = doubted is not None and doubted.necessary is None and doubted.details.get("shown_in_float64")
+    if doubted is not None and shown and (at_call := prove_at_call(ablator, Found(doubted))) is not None:
+        return at_call
     named = look_in_order(ablator, Shows.UNPROVED) or attribution
     if named is None or (named.culprit is not None and named.culprit.stage == stages.RUNTIME):
         return look_in_order(ablator, Shows.UNSUSPECTED) or named

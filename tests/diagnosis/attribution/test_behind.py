@@ -97,6 +97,13 @@ LOST_WRITE = Fault(
     "fuzzcompile_tests.twice.default",
     proved=False,
 )
+UNREPEATED = Fault(
+    "memory of an operator that has none of its own",
+    "(lambda z: torch.as_strided(z, (3, 2), z.stride()) + 1)(x[:1, :1].tile((3, 2)))",
+    lowered(aten.repeat.default, plants.expanded),
+    "lowering",
+    "aten.repeat.default",
+)
 INLINED = Fault(
     "common subexpression of one loop",
     "torch.sin(x - y) + torch.cos(y - x) * (y - x)",
@@ -301,15 +308,37 @@ def test_loops_that_are_wrong_before_they_are_code_are_their_builders_fault(attr
     assert compiles <= MOST_COMPILES
 
 
-@pytest.mark.parametrize("fault", [VIEW, LOST_WRITE], ids=str)
+@pytest.mark.parametrize("fault", [VIEW, LOST_WRITE, UNREPEATED], ids=str)
 def test_what_a_right_operator_reads_is_not_its_fault(attribution_of, fault):
-    """Of a view that the generated program makes wrongly, and of a write that its reader never sees."""
+    """Of a view that the generated program makes wrongly, a write that its reader never sees, and memory too short."""
     attribution, compiles = attribution_of(fault)
     culprit = attribution.culprit
     assert (culprit.stage, culprit.rewrite) == (fault.stage, fault.rewrite)
     assert culprit.necessary is (True if fault.proved else None)
     assert culprit.confidence == ("high" if fault.proved else "low")
     assert compiles <= MOST_COMPILES
+
+
+WRITTEN = """
+import torch
+
+def written(x):
+    full = torch.full([3], 7.0)
+    torch.ops.fuzzcompile_tests.twice(full)
+    return full * x
+
+def make():
+    return written, (torch.arange(3.0),)
+"""
+
+
+def test_a_write_that_a_lowering_loses_is_not_the_fault_of_what_writes_in_place(write_case):
+    """The pass without which nothing is written in place is necessary too, and its graph is right."""
+    with plants.writes_forgotten():
+        report = triage(load_case(write_case(WRITTEN)), CPU).to_json()
+    culprit = report["culprit"]
+    assert (culprit["stage"], culprit["rewrite"]) == (LOST_WRITE.stage, LOST_WRITE.rewrite)
+    assert culprit["necessary"] and report["confidence"] == "high"
 
 
 @pytest.mark.slow
