@@ -1,9 +1,10 @@
 """The public benchmark of 130 silent bugs of torch.compile: each that can be put back is judged by its own reproducer.
 
-    python bench/benchmark130.py [--only ISSUE ...] [--clean] [--json FILE]
+    python bench/benchmark130.py [--only ISSUE ...] [--clean] [--json FILE] [--record]
 
 A bug is *found* if `triage` calls its reproducer a bug with the fix undone, and *named* if stage and name of the
 culprit are right too (`put_back`). ``--clean`` judges the reproducers without the plants as well: none may be a bug.
+``--record`` writes down which bugs are named; `tests/test_put_back.py` (slow) fails where one no longer is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import torch
 from grading import names
-from put_back import PublicBug, read_bugs
+from put_back import PublicBug, read_bugs, record_named
 
 from fuzzcompile.run.device import describe_environment, resolve_device
 
@@ -99,6 +100,7 @@ def main() -> None:
     parser.add_argument("--only", type=int, nargs="+", default=[], help="these issues")
     parser.add_argument("--clean", action="store_true", help="judge the reproducers without the plants as well")
     parser.add_argument("--json", type=Path, help="where to write the answers")
+    parser.add_argument("--record", action="store_true", help="write down in the table which bugs are named")
     options = parser.parse_args()
     print(f"torch {torch.__version__}, {describe_environment(resolve_device('cpu'), None).get('cpu')}\n")
     every = read_bugs()
@@ -107,6 +109,12 @@ def main() -> None:
     print_patterns(every if not options.only else bugs, answers)
     reasons = Counter(bug.reason.partition(":")[0] for bug in every if bug.reason)
     print("\nNot put back: " + "; ".join(f"{reason} ({number})" for reason, number in reasons.most_common()) + ".")
+    lost = [
+        str(bug.issue) for bug, answer in zip(bugs, answers, strict=True) if bug.named == "yes" and not answer.named
+    ]
+    print(f"Named before, and no longer: {', '.join(lost) or 'none'}.")
+    if options.record:
+        record_named({answer.issue: answer.named for answer in answers})
     if options.json:
         options.json.write_text(json.dumps([asdict(answer) for answer in answers], indent=1), encoding="utf-8")
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from put_back import FOLDER, read_bugs
+import torch
+from benchmark130 import judge
+from put_back import FOLDER, PublicBug, read_bugs
 
 from fuzzcompile.model.stages import STAGE_TABLE
 
@@ -29,3 +31,18 @@ def test_a_plant_says_what_is_to_be_found(bug):
 
 def test_a_reason_says_its_kind():
     assert all(":" in bug.reason for bug in BUGS if bug.reason)
+    assert all(bool(bug.named) != bool(bug.reason) for bug in BUGS)
+
+
+def is_named_here(bug: PublicBug) -> bool:
+    """Return whether the table says that the bug is named on such a processor: a race is so at times alone."""
+    return bug.named == "yes" or (
+        bug.named == "with AVX-512" and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", filter(is_named_here, PUT_BACK), ids=lambda bug: str(bug.issue))
+def test_what_was_named_is_named(bug):
+    answer = judge(bug, clean=False)
+    assert answer.found and answer.named, answer

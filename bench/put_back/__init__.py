@@ -11,26 +11,28 @@ NAMES: operators, passes or rewrites of which the culprit must be one
 from __future__ import annotations
 
 import ast
-import csv
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+_TABLE = FOLDER / "issues.tsv"
 
 
 @dataclass(frozen=True)
 class PublicBug:
     """A row of ``issues.tsv``.
 
-    ``six`` says whether one of the six research tools of the study found it, ``reason`` why it is not put back (empty
-    where it is).
+    ``six`` says whether one of the six research tools of the study found it, ``named`` whether the bench names it
+    (``yes``, ``no``, ``at times`` or ``with AVX-512``), ``reason`` why it is not put back; one of both is empty.
     """
 
     issue: int
     title: str
     pattern: str
     six: bool
+    named: str
     reason: str
 
     @property
@@ -66,9 +68,20 @@ class PublicBug:
 
 def read_bugs() -> list[PublicBug]:
     """All 130, in the order of the table."""
-    with (FOLDER / "issues.tsv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
     return [
-        PublicBug(int(row["issue"]), row["title"], row["pattern"], row["six"] == "yes", row["not put back because"])
-        for row in rows
+        PublicBug(int(issue), title, pattern, six == "yes", named, reason)
+        for issue, title, pattern, six, named, reason in _read_rows()[1:]
     ]
+
+
+def record_named(named: Mapping[int, bool]) -> None:
+    """Write down which bugs are named, where the table says yes or no."""
+    rows = _read_rows()
+    for row in rows[1:]:
+        if row[4] in ("yes", "no") and int(row[0]) in named:
+            row[4] = "yes" if named[int(row[0])] else "no"
+    _TABLE.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def _read_rows() -> list[list[str]]:
+    return [line.split("\t") for line in _TABLE.read_text(encoding="utf-8").splitlines()]
