@@ -339,6 +339,11 @@ def map_buffers_to_nodes(lowered: LoweredGraph) -> dict[str, str]:
     return nodes
 
 
+def is_lowered_to_view(lowered: LoweredGraph, name: str) -> bool:
+    """Return whether the IR of a node is a view of what it reads, whatever its operator's schema says."""
+    return type(lowered.values.get(name)).__name__.endswith("View")
+
+
 def _measure_span(sizes: Sequence[int], strides: Sequence[int]) -> int:
     if any(size == 0 for size in sizes):
         return 0

@@ -10,6 +10,7 @@ from torch import fx
 
 from fuzzcompile.compiler.compile_changes import CompileChange, CompilerFlags, InductorSettings, Lowered
 from fuzzcompile.compiler.kernels import kernel_patches
+from fuzzcompile.compiler.kernels.ir_evaluation import is_lowered_to_view
 from fuzzcompile.compiler.kernels.kernel_loops import check_dependences, find_definition, reads_what_it_writes
 from fuzzcompile.compiler.kernels.lowering_control import (
     EVERYTHING,
@@ -436,7 +437,10 @@ def _prove_raised(ablator: Ablator, failure: LoweredStep) -> Attribution:
 
 
 def prove_earlier(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
-    """The operator whose IR the lowering of a later one cannot use, and can once ATen computes the earlier one."""
+    """The operator whose IR the lowering of a later one cannot use, and can once ATen computes the earlier one.
+
+    Where none raises, that is one that has no memory of its own though it should.
+    """
     before: dict[str, fx.Node] = {}  # the nearest first
     for reader in (pending := [node for node in map(wrong.lowered.find_node, wrong.nodes[-1:]) if node is not None]):
         new = [source for source in reader.all_input_nodes if source not in pending]
@@ -445,6 +449,8 @@ def prove_earlier(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
             if label := wrong.lowered.labels.get(each.name):
                 before.setdefault(parse_operator(label), each)
     names = [name for name, each in before.items() if can_fall_back(wrong.lowered, each) and not is_view(each.target)]
+    if wrong.failed is None:
+        names = [name for name in names if is_lowered_to_view(wrong.lowered, before[name].name)]
     named, _ = bisect_candidates(ablator, names, with_aten)
     if named is None:
         return None
