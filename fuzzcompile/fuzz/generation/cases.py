@@ -44,7 +44,7 @@ from fuzzcompile.fuzz.near_misses.near_miss_registry import apply_near_misses
 from fuzzcompile.fuzz.operator_programs.elements import DRAWING
 from fuzzcompile.fuzz.operator_programs.production import add_program, add_programs_beside
 from fuzzcompile.fuzz.stateful_programs.grammar import draw_state
-from fuzzcompile.model.contract import AOTI, CACHED, COMPILE, EXPORT
+from fuzzcompile.model.contract import AOTI, CACHED, COMPILE, EXPORT, EXPORTED
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.inductor_toggles import EAGER_NUMBERS, FOR_GPU, OWN_RANDOM_STREAM
 from fuzzcompile.model.signatures import hash_source
@@ -163,7 +163,14 @@ def _draw_program(pen: Pen, profile: Profile) -> CaseSpec:
         backward=pen.chance(80 if training else 10) and profile.training,
         compile=_draw_compile(pen, profile, None),
     )
-    return _choose_random_numbers(pen, add_program(pen, fit_spec(apply_near_misses(pen, fit_spec(spec)))))
+    # Sizes may be symbols from the first call on.
+    dynamic = spec.compile.dynamic or pen.draw_weighted([(None, 75), (True, 25)])
+    spec = replace(spec, compile=replace(spec.compile, dynamic=dynamic, captured=pen.chance(30)))
+    spec = add_program(pen, fit_spec(apply_near_misses(pen, fit_spec(spec))))
+    if "called" in spec.operators:  # some calls depend on values, which neither an export nor a full graph allows
+        path = COMPILE if spec.compile.path in EXPORTED else spec.compile.path
+        spec = replace(spec, compile=replace(spec.compile, fullgraph=False, path=path))
+    return _choose_random_numbers(pen, spec)
 
 
 def _draw_stateful(pen: Pen, profile: Profile) -> CaseSpec:
@@ -177,9 +184,11 @@ def _draw_stateful(pen: Pen, profile: Profile) -> CaseSpec:
         program=OperatorProgram((), (), ("x",)),
         dtype=dtype,
         training=training,
-        backward=pen.chance(25) and profile.training and dtype == "float32",  # some operators lack it in half
+        backward=pen.chance(35) and profile.training and dtype == "float32",  # some operators lack it in half
         compile=Compile(
-            grad=pen.draw_weighted(_GRADS), dynamic=pen.draw_weighted([(None, 65), (True, 25), (False, 10)])
+            grad=pen.draw_weighted(_GRADS),
+            dynamic=pen.draw_weighted([(None, 65), (True, 25), (False, 10)]),
+            captured=pen.chance(30),
         ),
     )
     if computed:

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
-from fuzzcompile.fuzz.generation.spec import Attention, CaseSpec, Compile, Dims, FurtherCall, Mask, Part, Size
+from fuzzcompile.fuzz.generation.spec import (
+    Attention,
+    CaseSpec,
+    Compile,
+    Dims,
+    FurtherCall,
+    Mask,
+    Part,
+    ProgramArgument,
+    Size,
+)
 from fuzzcompile.fuzz.idioms.registry import find_attention_traits, idiom, idioms
 from fuzzcompile.fuzz.near_misses.near_miss_registry import find_detour
 from fuzzcompile.model.contract import AOTI, COMPILE, EXPORTED
@@ -128,13 +139,31 @@ def _render_extra_input(spec: CaseSpec, name: str) -> str:
     a, d = spec.attention, spec.dims
     for argument in spec.program.arguments if spec.program is not None else ():
         if argument.name == name:
-            shape = format_tuple(resolve_shape(argument.shape, d))
-            function = "randint(-4, 5, " if argument.dtype.startswith("int") else "randn("
-            of_numbers = f"torch.{function}{shape}, dtype=torch.{argument.dtype})"
-            return f"torch.rand({shape}) > 0.5" if argument.dtype == "bool" else of_numbers
+            return render_argument(argument, resolve_shape(argument.shape, d))
     if name == "memory":
         return _render_floating(spec, (d.batch, d.keys, d.width))
     return render_mask(spec, make_fixed_sizes(spec)) if name == "mask" else find_attention_traits(a).inputs(a, d)[name]
+
+
+def render_argument(argument: ProgramArgument, shape: tuple[int, ...]) -> str:
+    """The expression of an input of a program with these sizes, which neither x nor a parameter is."""
+    layout = LAYOUTS.get(argument.layout)
+    base = format_tuple(layout.base(shape) if layout else shape)
+    option = f"dtype=torch.{argument.dtype}"
+    if argument.values:
+        count = prod(layout.base(shape) if layout else shape)
+        numbers = [f'float("{value}")' if isinstance(value, str) else repr(value) for value in argument.values]
+        held = f"torch.tensor([{', '.join(numbers)}], {option})"
+        made = f"{held}[torch.arange({count}) % {len(numbers)}].view({base})"
+    elif argument.dtype == "bool":
+        made = f"torch.rand({base}) > 0.5"
+    else:
+        low, high = (0, 256) if argument.dtype == "uint8" else (-4, 5)
+        whole = "int" in argument.dtype
+        made = f"torch.{f'randint({low}, {high}, ' if whole else 'randn('}{base}, {option})"
+    if layout is None:
+        return made
+    return f"{f'({made})' if ' > ' in made else made}{layout.view.format(shape=join_sizes(shape))}"
 
 
 def list_call_dims(spec: CaseSpec) -> list[Dims]:
@@ -324,7 +353,7 @@ def _fit_compile(spec: CaseSpec) -> Compile:
     how = replace(
         how,
         fullgraph=how.fullgraph and not breaks and not depends_on_values,
-        captured=how.captured and depends_on_values,
+        captured=how.captured and (depends_on_values or spec.program is not None),
     )
     # What export does not support: modes, graph breaks, Python state; and gradients under AOTInductor.
     refused = breaks or recalled or spec.training or how.autocast or (how.path == AOTI and spec.backward)
@@ -346,7 +375,7 @@ def _fit_compile(spec: CaseSpec) -> Compile:
     )
     if calls:
         return replace(how, calls=calls)
-    return replace(how, calls=(), dynamic=how.dynamic if spec.state else None, mark=None)
+    return replace(how, calls=(), dynamic=how.dynamic if spec.state or spec.program else None, mark=None)
 
 
 def _fit_call(spec: CaseSpec, call: FurtherCall, fixes: Collection[str]) -> FurtherCall:

@@ -107,7 +107,7 @@ def compute_generator_version(*, gpu: bool = False) -> str:
 
 
 # Increment it if the order or the meaning of draws changes while the registered names stay the same.
-_GRAMMAR = 16
+_GRAMMAR = 17
 # The same for `fuzzcompile.fuzz.generation.profile.GPU_REPERTOIRE`.
 _GPU_GRAMMAR = 1
 

@@ -80,13 +80,16 @@ class Part:
 class ProgramArgument:
     """An input or parameter of a program beside x: its name, sizes, dtype, and whether it is a parameter.
 
-    A size is a number, or ``B``, ``T`` or ``C`` for one of the activation's.
+    A size is a number, or ``B``, ``T`` or ``C`` for one of the activation's. An input holds ``values`` in turn, random
+    numbers where there are none.
     """
 
     name: str
     shape: tuple[str | int, ...]
     dtype: str
     parameter: bool = False
+    values: tuple[float | str, ...] = ()
+    layout: InputLayout = "contiguous"
 
 
 @dataclass(frozen=True)

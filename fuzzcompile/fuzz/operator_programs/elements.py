@@ -523,7 +523,7 @@ def _write_value(pen: Pen, scope: Scope, target: ProgramValue, how: str) -> bool
 
 # Productions that draw random numbers: values of their own, masks of a value, and writes through any view.
 
-DRAWING = ("random_value", "random_like", "random_mask", "random_write", "random_order")
+DRAWING = ("random_value", "random_like", "random_mask", "random_write", "random_order", "called_random")
 """Names of the productions whose statements draw."""
 _FLOATS = ("float32", "bfloat16", "float64", "float16")
 _RANDOM_LIKE = ("torch.rand_like({x})", "torch.randn_like({x})", "torch.randint_like({x}, 7)",

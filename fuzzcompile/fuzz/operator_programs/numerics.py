@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -27,6 +28,7 @@ from fuzzcompile.fuzz.operator_programs.production import (
     promote_number,
     rank_category,
 )
+from fuzzcompile.model.tables import read_table
 
 # Torch's operators that keep the form of an activation or whose result has another, and calls that eager refuses:
 # ``tools/operator_table.py`` makes ``operators.json`` from torch's own tables; ``composed.json`` adds calls of several
@@ -120,6 +122,76 @@ _BOUNDS = ("torch.clamp({x}, max={y})", "torch.minimum({x}, {y})", "torch.maximu
 
 
 Listed = TypeVar("Listed", TableOperator, ReformingOperator)
+
+
+@dataclass(frozen=True)
+class CallGroup:
+    """Forms of calls, and the values that they take: a section of ``calls.toml``, where each entry is explained."""
+
+    name: str
+    calls: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    ranks: tuple[int, int] = (0, 4)
+    least: int = 0
+    gradient: bool = False
+    random: bool = False
+
+    def takes(self, value: ProgramValue) -> bool:
+        """Return whether the calls run on a value."""
+        fits = self.ranks[0] <= value.rank <= self.ranks[1] and all(
+            min(size) >= self.least for size in value.shape[-2:]
+        )
+        return fits and value.dtype in self.dtypes and (self.gradient or not value.gradient)
+
+
+_KINDS_OF_NUMBERS = {"float": FLOATING, "wide": ("float32", "float64"), "int": INTEGERS, "long": ("int64",),
+                     "bool": ("bool",)}  # fmt: skip
+_ALTERNATIVES = re.compile(r"<([^<>]*)>")
+
+
+@cache
+def load_call_groups() -> tuple[CallGroup, ...]:
+    """The sections of ``calls.toml``, in order."""
+    rows = read_table(__package__, "calls")
+    kinds = {name: sum((_KINDS_OF_NUMBERS[kind] for kind in row["dtypes"]), ()) for name, row in rows.items()}
+    return tuple(msgspec.convert({"name": name, **row, "dtypes": kinds[name]}, CallGroup) for name, row in rows.items())
+
+
+def choose_alternatives(pen: Pen, form: str) -> str:
+    """A form with one of the alternatives in the place of each ``<a|b>``, the inner ones first."""
+    text = form.replace(r"\<", "\0").replace(r"\>", "\1")
+    while (found := _ALTERNATIVES.search(text)) is not None:
+        text = text[: found.start()] + pen.one_of(found[1].split("|")) + text[found.end() :]
+    return text.replace("\0", "<").replace("\1", ">")
+
+
+def _call(pen: Pen, scope: Scope, *, random: bool) -> object:
+    groups = [group for group in load_call_groups() if group.random == random]
+    value = scope.pick(lambda value: any(group.takes(value) for group in groups))
+    fitting = [(form, group) for group in groups if group.takes(value) for form in group.calls]
+    form, _ = pen.one_of(fitting)
+    alike = scope.some(lambda other: (other.shape, other.dtype) == (value.shape, value.dtype) and not other.gradient)
+    beside = scope.some(
+        lambda other: (
+            broadcast_shapes(other.shape, value.shape) is not None
+            and (not other.gradient and rank_category(other.dtype) <= rank_category(value.dtype))
+            and (other.dtype == "bool") == (value.dtype == "bool")
+        )
+    )
+    names = {"x": value.name, "y": (beside or value).name, "a": (alike or value).name, "d": scope.device}
+    return scope.keep(re.sub(r"\{(\w)\}", lambda hole: names[hole[1]], choose_alternatives(pen, form)))
+
+
+@production(12)
+def called(pen: Pen, scope: Scope) -> object:
+    """A call with any form of its arguments, whose result is returned as it is."""
+    return _call(pen, scope, random=False)
+
+
+@production(2)
+def called_random(pen: Pen, scope: Scope) -> object:
+    """A call that draws random numbers, whose result is returned as it is."""
+    return _call(pen, scope, random=True)
 
 
 def draw_call(pen: Pen, operators: Sequence[Listed]) -> tuple[Listed, str]:

@@ -20,6 +20,7 @@ from fuzzcompile.fuzz.generation.inputs import (
     takes_x,
 )
 from fuzzcompile.fuzz.generation.spec import CaseSpec, OperatorProgram, Pen, ProgramArgument
+from fuzzcompile.programs.edits.tensor_values import LAYOUTS
 
 # A size in each call of the case.
 Dim = tuple[int, ...]
@@ -134,7 +135,8 @@ class Scope:
     """The values that a program may use, the youngest last, and its statements so far.
 
     ``operators`` are the productions that wrote them. ``refusable`` says that an operand or parameter was drawn that
-    eager mode may refuse; under ``backward`` no value that a gradient may need is overwritten.
+    eager mode may refuse; under ``backward`` no value that a gradient may need is overwritten. Where the program
+    ``returns`` more than one value, ``returned`` names those that are returned as they are, whatever their form is.
     """
 
     pen: Pen
@@ -144,6 +146,8 @@ class Scope:
     statements: list[str] = field(default_factory=list)
     operators: list[str] = field(default_factory=list)
     refusable: bool = False
+    returned: list[str] = field(default_factory=list)
+    returns: bool = False
     _given: frozenset[str] = frozenset()
     _used: int = 0
 
@@ -213,6 +217,13 @@ class Scope:
         if len(statement) > _LONGEST:
             return False
         self.statements.append(statement)
+        return True
+
+    def keep(self, expression: str) -> bool:
+        """Return the result of an expression, of any form; false if the program cannot, or it is too long a line."""
+        if not self.returns or len(expression) > _LONGEST - 6:
+            return False
+        self.returned.append(self.name(expression))
         return True
 
     def name(self, expression: str) -> str:
@@ -292,13 +303,26 @@ def production(weight: int) -> Callable[[Produce], Produce]:
 _LENGTHS = ((1, 4), (2, 16), (3, 20), (4, 20), (5, 16), (6, 11), (7, 7), (8, 6))
 # Percentage of programs drawn from so few productions, which then meet often (swarm testing, Groce et al. 2012).
 _SWARMS, _SWARM = 60, 5
+# Percentage of programs that call operators with any form of their arguments, how often, and how often in one place.
+_CALLING, _CALLS, _CALLS_BETWEEN = 65, (3, 4, 5, 6, 8), 2
 # A production may find no value that fits; so many are tried for each statement.
 _TRIES = 3
 
 
-def grow_program(pen: Pen, values: Sequence[ProgramValue], *, backward: bool, alters_inputs: bool) -> Scope:
-    """The values and statements of a program over these inputs."""
-    scope = Scope(pen, list(values), backward, alters_inputs)
+def grow_program(
+    pen: Pen,
+    values: Sequence[ProgramValue],
+    *,
+    backward: bool,
+    alters_inputs: bool,
+    returns: bool = False,
+    calls: int = 0,
+) -> Scope:
+    """The values and statements of a program over these inputs, which ``returns`` what it keeps.
+
+    So many ``calls`` of any form are drawn among its statements.
+    """
+    scope = Scope(pen, list(values), backward, alters_inputs, returns=returns)
     choices = [(production, production.weight) for production in PRODUCTIONS.values()]
     weights = [(production, weight * pen.weights.get(production.name, 100)) for production, weight in choices]
     weights = weights if any(weight for _, weight in weights) else choices
@@ -311,7 +335,19 @@ def grow_program(pen: Pen, values: Sequence[ProgramValue], *, backward: bool, al
                 if drawn.produce(pen, scope):
                     scope.operators.append(drawn.name)
                     break
+        _add_calls(scope, min(calls, _CALLS_BETWEEN))
+        calls -= _CALLS_BETWEEN
+    _add_calls(scope, calls)
     return scope
+
+
+def _add_calls(scope: Scope, count: int) -> None:
+    """Add calls whose results are returned; one in eight draws random numbers."""
+    for _ in range(count):
+        drawn = PRODUCTIONS["called_random" if scope.pen.chance(12) else "called"]
+        with suppress(NothingFits):
+            if drawn.produce(scope.pen, scope):
+                scope.operators.append(drawn.name)
 
 
 _NAME_PATTERN = re.compile(r"\b[a-z]\w*")
@@ -348,16 +384,17 @@ def add_program(pen: Pen, spec: CaseSpec, *, refusable: bool = True) -> CaseSpec
 
     Without ``refusable`` the case stays as it is if eager mode may refuse what was drawn.
     """
-    arguments, alters = _draw_arguments(pen, spec.dtype), alters_inputs(spec)
+    calls = pen.one_of(_CALLS) if pen.chance(_CALLING) and spec.state is None and refusable else 0
+    arguments, alters = _draw_arguments(pen, spec.dtype, of_any_form=bool(calls)), alters_inputs(spec)
     x = replace(_make_value(spec, ProgramArgument("x", ("B", "T", "C"), spec.dtype)), frozen=not alters)
     values = [x, *(_make_value(spec, argument) for argument in arguments)]
-    scope = grow_program(pen, values, backward=spec.backward, alters_inputs=alters)
+    scope = grow_program(pen, values, backward=spec.backward, alters_inputs=alters, returns=refusable, calls=calls)
     if scope.refusable and not refusable:
         return spec
     # It returns what no statement of it uses, and perhaps an inner value or an input too.
     uses = Counter(name for statement in scope.statements for name in set(_NAME_PATTERN.findall(statement)))
     unused = [value.name for value in reversed(scope.values[len(values) :]) if uses[value.name] == 1]
-    outputs = unused or [_find_last(scope).name]
+    outputs = [*scope.returned, *unused] or [_find_last(scope).name]
     if pen.chance(40):
         outputs.append(pen.one_of(list(reversed(scope.values))).name)
     if spec.backward and not any(value.gradient for value in scope.values if value.name in outputs):
@@ -369,7 +406,24 @@ def add_program(pen: Pen, spec: CaseSpec, *, refusable: bool = True) -> CaseSpec
     return replace(spec, program=program)
 
 
-def _draw_arguments(pen: Pen, dtype: str) -> tuple[ProgramArgument, ...]:
+# Shapes of inputs of any form, and numbers at which operators change: of floating-point numbers and of integers.
+_FORMS: tuple[tuple[int, ...], ...] = (
+    (2, 3, 4), (4, 6), (40,), (1, 2, 5, 7), (2, 3, 6, 5), (), (1,), (5,), (1, 5), (3, 1, 2), (7, 7), (1, 3, 6, 6),
+    (300,),
+)  # fmt: skip
+# Percentage of programs whose inputs have one shape: their loops become one kernel, which costs one compile.
+_ALIKE = 60
+_EDGES = (0.0, -0.0, 1.0, -1.0, 0.25, 2.5, -7.0, 88.5, -1e4, 3e4, 1e-5, 1e-30, 3e25, -6e5, "inf", "-inf", "nan")
+_WHOLE_EDGES = (0, 1, 2, 3, 4, 7, 63, 64, 100, 127, -1, -2, -3, -100, -128)
+_BYTES = (0, 1, 2, 4, 7, 64, 100, 127, 128, 200, 255)
+
+
+def _draw_arguments(pen: Pen, dtype: str, *, of_any_form: bool) -> tuple[ProgramArgument, ...]:
+    if of_any_form:
+        drawn = [draw_argument(pen, name, dtype) for name in ("y", "q", "k", "v")[: 2 + pen.number(2)]]
+        if pen.chance(_ALIKE):
+            drawn = [replace(made, shape=drawn[0].shape, layout=drawn[0].layout) for made in drawn]
+        return tuple(drawn)
     kinds = pen.draw_weighted([((), 45), (("y",), 25), (("weight",), 20), (("y", "weight"), 10)])
     arguments = []
     for name in kinds:
@@ -380,11 +434,24 @@ def _draw_arguments(pen: Pen, dtype: str) -> tuple[ProgramArgument, ...]:
     return tuple(arguments)
 
 
+def draw_argument(pen: Pen, name: str, dtype: str) -> ProgramArgument:
+    """An input of any form: of random numbers or of those at which operators change, and lying in memory in any way."""
+    dtype = pen.one_of((dtype, "float32", "int64", "uint8", "bool", "float64", "int32", "int8", "bfloat16", "float32"))
+    shape = pen.one_of(_FORMS)
+    layouts = [layout for layout, held in LAYOUTS.items() if len(shape) in held.ranks and layout != "outer_last"]
+    layout = pen.one_of(layouts) if pen.chance(25) and layouts else "contiguous"
+    edges: tuple[float | str, ...] = _EDGES if dtype in FLOATING else _WHOLE_EDGES
+    edges = _BYTES if dtype == "uint8" else edges
+    values = tuple(pen.one_of(edges) for _ in range(1 + pen.number(4))) if pen.chance(55) and dtype != "bool" else ()
+    return ProgramArgument(name, shape, dtype, values=values, layout=layout)
+
+
 def _make_value(spec: CaseSpec, argument: ProgramArgument) -> ProgramValue:
     sizes = tuple(zip(*(resolve_shape(argument.shape, dims) for dims in list_call_dims(spec)), strict=True))
     name = f"self.{argument.name}" if argument.parameter else argument.name
     gradient = spec.backward and (argument.parameter or name == "x")
-    return ProgramValue(name, sizes, argument.dtype, name, gradient=gradient, frozen=argument.parameter)
+    frozen = argument.parameter or argument.layout == "expanded"
+    return ProgramValue(name, sizes, argument.dtype, name, gradient=gradient, frozen=frozen)
 
 
 def add_programs_beside(pen: Pen, spec: CaseSpec) -> CaseSpec:

@@ -31,7 +31,7 @@ def list_state_names() -> Iterator[tuple[str, str, int, str]]:
 
 
 # How many units a program has, and of which table.
-_UNITS = ((1, 55), (2, 32), (3, 13))
+_UNITS = ((1, 25), (2, 30), (3, 25), (4, 20))
 _TABLES = (("cells", 44), ("changes", 20), ("effects", 12), ("constructs", 24), ("calls", 14))
 _CONTAINERS: Weights[Container] = (("tuple", 60), ("dataclass", 16), ("dict", 14), ("list", 10))
 _SITES = (("inline", 60), ("method", 22), ("inner", 18))
@@ -104,7 +104,8 @@ class _Draft:
             return False
         whole = self.spec.program
         accompanied = bool(self.names) or (whole is not None and bool(whole.statements))
-        return not (row.forward_only and self.spec.backward) and not (row.alone and accompanied)
+        fits = not row.forward_only if self.spec.backward else not row.differentiated
+        return fits and not (row.alone and accompanied)
 
     def add(self, row: StateRow, lines: Sequence[str], put: Mapping[str, str], owner: _Owner) -> None:
         """Add a row's texts, and the lines of the forward pass."""

@@ -15,7 +15,7 @@ from fuzzcompile.fuzz.generation.spec import Pen
 from fuzzcompile.fuzz.stateful_programs.rows import StateRow
 
 _PLACES = (("local", 45), ("attribute", 25), ("fresh attribute", 18), ("global", 12))
-_COUNTS = ((1, 30), (2, 35), (3, 22), (4, 13))
+_COUNTS = ((1, 15), (2, 20), (4, 30), (6, 20), (8, 15))
 # Percentage of values of a subclass, of the types that have one whose values are made from theirs.
 _DERIVED = 30
 # The weight of each type among the others.

@@ -39,6 +39,7 @@ class StateRow:
     once: bool = False
     binds: bool = False
     forward_only: bool = False
+    differentiated: bool = False
     alone: bool = False
     random: bool = False
     assumed: Lines = ()

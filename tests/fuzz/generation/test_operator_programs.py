@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 import warnings
 from collections import Counter
+from itertools import count
 from typing import Any
 
 import pytest
@@ -12,18 +14,24 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fuzzcompile.fuzz.generation.cases import draw_case_at
+from fuzzcompile.fuzz.generation.inputs import render_argument
+from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.fuzz.generation.spec import Pen
+from fuzzcompile.fuzz.operator_programs.numerics import CallGroup, choose_alternatives, load_call_groups
 from fuzzcompile.fuzz.operator_programs.production import (
     DTYPES,
     PRODUCTIONS,
     ProgramValue,
     Scope,
+    draw_argument,
     find_result_dtype,
     grow_program,
     promote_dtypes,
     promote_number,
 )
 
+FILLED = {"x": "x", "y": "y", "a": "a", "d": "device=x.device"}
 # The sizes of two calls.
 SIZES = {"x": ((2, 3), (4, 5), (6, 6)), "y": ((6, 6),)}
 
@@ -40,7 +48,7 @@ def pen(label: object) -> Pen:
 
 def drawn(label: object, dtype: str, *, backward: bool = False) -> Scope:
     values = [ProgramValue("x", SIZES["x"], dtype, "x", gradient=backward), ProgramValue("y", SIZES["y"], "int64", "y")]
-    return grow_program(pen(label), values, backward=backward, alters_inputs=True)
+    return grow_program(pen(label), values, backward=backward, alters_inputs=True, returns=True)
 
 
 def run(scope: Scope, call: int) -> dict[str, Any]:
@@ -74,6 +82,27 @@ def test_a_value_has_the_type_that_the_program_says(dtype: str, backward: bool):
                 assert made.requires_grad or not value.gradient, value
     assert refused < 0.05 * 250
     assert set(seen) == set(PRODUCTIONS) - ({"write", "random_write"} if backward else set())
+
+
+@pytest.mark.parametrize("group", load_call_groups(), ids=lambda group: group.name)
+def test_eager_mode_takes_every_form_of_a_call(group: CallGroup):
+    draws = pen(group.name)
+    for form in group.calls * 6:
+        arguments = (draw_argument(draws, "x", "float16") for _ in count())
+        taken = (made for made in arguments if group.takes(ProgramValue("x", tuple(zip(made.shape)), made.dtype, "x")))
+        x = eval(render_argument(made := next(taken), made.shape), {"torch": torch})
+        names = {"torch": torch, "F": F, "x": x.clone(), "y": x.flatten()[0].clone(), "a": x.flip([]).clone()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            eval(re.sub(r"{(\w)}", lambda hole: FILLED[hole[1]], choose_alternatives(draws, form)), names)
+
+
+def test_what_is_called_in_any_form_is_returned():
+    cases = (draw_case_at(0, index, Profile()) for index in count())
+    called = (case.spec.program for case in cases if case.spec.state is None and "called" in case.spec.operators)
+    for program in (next(called) for _ in range(20)):
+        made = {statement.partition(" = ")[0] for statement in program.statements}
+        assert set(program.outputs) & made
 
 
 @pytest.mark.parametrize("first", DTYPES)
