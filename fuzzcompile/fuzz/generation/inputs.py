@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 from fuzzcompile.fuzz.generation.spec import (
     Attention,
@@ -151,10 +150,8 @@ def render_argument(argument: ProgramArgument, shape: tuple[int, ...]) -> str:
     base = format_tuple(layout.base(shape) if layout else shape)
     option = f"dtype=torch.{argument.dtype}"
     if argument.values:
-        count = prod(layout.base(shape) if layout else shape)
-        numbers = [f'float("{value}")' if isinstance(value, str) else repr(value) for value in argument.values]
-        held = f"torch.tensor([{', '.join(numbers)}], {option})"
-        made = f"{held}[torch.arange({count}) % {len(numbers)}].view({base})"
+        numbers = [value if isinstance(value, str) else repr(value) for value in argument.values]
+        made = f"repeated({base}, {', '.join(numbers)}, {option})"
     elif argument.dtype == "bool":
         made = f"torch.rand({base}) > 0.5"
     else:

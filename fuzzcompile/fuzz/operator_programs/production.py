@@ -413,7 +413,25 @@ _FORMS: tuple[tuple[int, ...], ...] = (
 )  # fmt: skip
 # Percentage of programs whose inputs have one shape: their loops become one kernel, which costs one compile.
 _ALIKE = 60
-_EDGES = (0.0, -0.0, 1.0, -1.0, 0.25, 2.5, -7.0, 88.5, -1e4, 3e4, 1e-5, 1e-30, 3e25, -6e5, "inf", "-inf", "nan")
+_EDGES = (
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.25,
+    2.5,
+    -7.0,
+    88.5,
+    -1e4,
+    3e4,
+    1e-5,
+    1e-30,
+    3e25,
+    -6e5,
+    "torch.inf",
+    "-torch.inf",
+    "torch.nan",
+)
 _WHOLE_EDGES = (0, 1, 2, 3, 4, 7, 63, 64, 100, 127, -1, -2, -3, -100, -128)
 _BYTES = (0, 1, 2, 4, 7, 64, 100, 127, 128, 200, 255)
 
@@ -442,7 +460,7 @@ def draw_argument(pen: Pen, name: str, dtype: str) -> ProgramArgument:
     layout = pen.one_of(layouts) if pen.chance(25) and layouts else "contiguous"
     edges: tuple[float | str, ...] = _EDGES if dtype in FLOATING else _WHOLE_EDGES
     edges = _BYTES if dtype == "uint8" else edges
-    values = tuple(pen.one_of(edges) for _ in range(1 + pen.number(4))) if pen.chance(55) and dtype != "bool" else ()
+    values = tuple(pen.one_of(edges) for _ in range(1 + pen.number(3))) if pen.chance(55) and dtype != "bool" else ()
     return ProgramArgument(name, shape, dtype, values=values, layout=layout)
 
 

@@ -32,6 +32,11 @@ def spoiled(x, value):
     x.view(-1)[0] = value
     return x
 """,
+    "repeated": """
+def repeated(shape, *values, dtype):
+    size = torch.Size(shape)
+    return torch.tensor(values, dtype=dtype)[torch.arange(size.numel()) % len(values)].view(size)
+""",
     "nearly_tied": """
 def nearly_tied(x):
     return x.round() + x * 1e-6

@@ -30,6 +30,7 @@ from fuzzcompile.fuzz.operator_programs.production import (
     promote_dtypes,
     promote_number,
 )
+from fuzzcompile.programs.edits.tensor_values import find_functions
 
 FILLED = {"x": "x", "y": "y", "a": "a", "d": "device=x.device"}
 # The sizes of two calls.
@@ -44,6 +45,14 @@ def pen(label: object) -> Pen:
         return randomness.randint(strategy.wrapped_strategy.start or 0, strategy.wrapped_strategy.end)
 
     return Pen(draw, {})
+
+
+def repeated(shape: Any, *values: float, dtype: torch.dtype) -> torch.Tensor:
+    """The function that case files have under that name."""
+    names: dict[str, Any] = {"torch": torch}
+    exec("\n".join(find_functions(["repeated("])), names)
+    made: torch.Tensor = names["repeated"](shape, *values, dtype=dtype)
+    return made
 
 
 def drawn(label: object, dtype: str, *, backward: bool = False) -> Scope:
@@ -90,7 +99,7 @@ def test_eager_mode_takes_every_form_of_a_call(group: CallGroup):
     for form in group.calls * 6:
         arguments = (draw_argument(draws, "x", "float16") for _ in count())
         taken = (made for made in arguments if group.takes(ProgramValue("x", tuple(zip(made.shape)), made.dtype, "x")))
-        x = eval(render_argument(made := next(taken), made.shape), {"torch": torch})
+        x = eval(render_argument(made := next(taken), made.shape), {"torch": torch, "repeated": repeated})
         names = {"torch": torch, "F": F, "x": x.clone(), "y": x.flatten()[0].clone(), "a": x.flip([]).clone()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
