@@ -32,8 +32,8 @@ from fuzzcompile.model.tables import read_table
 
 # Torch's operators that keep the form of an activation or whose result has another, and calls that eager refuses:
 # ``tools/operator_table.py`` makes ``operators.json`` from torch's own tables; ``composed.json`` adds calls of several
-# functions that keep the form of whole rows together.
-_TABLES = ("operators", "composed")
+# functions that keep the form of whole rows together; ``calls.toml`` has the forms that arguments take.
+_TABLES = ("operators.json", "composed.json", "calls.toml")
 
 
 @dataclass(frozen=True)
@@ -101,10 +101,10 @@ class OperatorTable:
 @cache
 def load_operator_table() -> OperatorTable:
     """The table that comes with the package."""
-    text, composed = (resources.files(__package__).joinpath(f"{name}.json").read_bytes() for name in _TABLES)
+    text, composed, calls = (resources.files(__package__).joinpath(name).read_bytes() for name in _TABLES)
     table = msgspec.json.decode(text, type=OperatorTable)
     along = (*table.along, *msgspec.json.decode(composed, type=tuple[TableOperator, ...]))
-    return replace(table, along=along, version=hashlib.sha256(text).hexdigest()[:8])
+    return replace(table, along=along, version=hashlib.sha256(text + composed + calls).hexdigest()[:8])
 
 
 # Numbers for which rules have special cases, or at which kernels overflow or vanish.

@@ -384,7 +384,7 @@ def add_program(pen: Pen, spec: CaseSpec, *, refusable: bool = True) -> CaseSpec
 
     Without ``refusable`` the case stays as it is if eager mode may refuse what was drawn.
     """
-    calls = pen.one_of(_CALLS) if pen.chance(_CALLING) and spec.state is None and refusable else 0
+    calls = pen.one_of(_CALLS) if pen.chance(_CALLING, "called") and spec.state is None and refusable else 0
     arguments, alters = _draw_arguments(pen, spec.dtype, of_any_form=bool(calls)), alters_inputs(spec)
     x = replace(_make_value(spec, ProgramArgument("x", ("B", "T", "C"), spec.dtype)), frozen=not alters)
     values = [x, *(_make_value(spec, argument) for argument in arguments)]
