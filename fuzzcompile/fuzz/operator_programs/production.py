@@ -426,7 +426,7 @@ _EDGES = (
     3e4,
     1e-5,
     1e-30,
-    3e25,
+    "3e25",
     -6e5,
     "torch.inf",
     "-torch.inf",
