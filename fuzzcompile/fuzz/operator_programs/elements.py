@@ -111,7 +111,7 @@ def make_integers(pen: Pen, scope: Scope, of: ProgramValue) -> ProgramValue | No
 @production(2)
 def bits(pen: Pen, scope: Scope) -> object:
     """The bits read as another dtype of the same width, or as bytes."""
-    of = scope.pick(lambda value: value.dtype != "bool" and value.rank > 0)
+    of = scope.pick(lambda value: value.dtype != "bool" and value.rank > 0 and min(value.shape[-1]) > 1)
     alike = [name for name in DTYPES if WIDTHS[name] == WIDTHS[of.dtype] and name not in (of.dtype, "bool")]
     if alike and not pen.chance(30):
         dtype = pen.one_of(alike)
