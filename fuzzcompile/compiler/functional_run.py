@@ -21,7 +21,7 @@ from fuzzcompile.model.facts import facts
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.device import seed_everything
 from fuzzcompile.run.metrics import have_same_values
-from fuzzcompile.run.tensors import copy_tree, share_storage
+from fuzzcompile.run.tensors import copy_tree, is_wrapper_class, share_storage
 from fuzzcompile.run.transforms import leave_transforms
 
 __watches_calls__ = True  # the frames of its mode stand between a call and the program that makes it
@@ -39,6 +39,8 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> object:
+        if any(map(is_wrapper_class, types)):  # it calls other operators, which come here
+            return NotImplemented
         return self._run(func, args, kwargs or {})
 
 

@@ -6,6 +6,7 @@ import copy
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -19,6 +20,7 @@ from fuzzcompile.compiler.compile_changes import (
     CompilePath,
     GraphsFromDisk,
     InductorSettings,
+    WatchedInstructions,
 )
 from fuzzcompile.compiler.session import (
     Compilation,
@@ -105,7 +107,7 @@ class CompiledProgram:
 def run_compiled(of: CaseRuns, how: Compilation, counts: CompileCounts, *, double: bool = False) -> Observation:
     """Compile the case as ``how`` says, count the compile, and run it once, in float64 if ``double``."""
     how, eager = of.limit_to_interpreted(how), of.eager
-    with on_all_ranks(_RUN_ON_RANK, of.case, how, double=double), open_session(of.case.settings, how) as session:
+    with _run_on_all_ranks(of.case, how, double=double), open_session(of.case.settings, how) as session:
         counts.compiles += 1
         compiled = CompiledProgram.compile(of, session, double=double)
         run = compiled.adjust_package(compiled.observe(), eager)
@@ -119,7 +121,9 @@ def run_on_rank(case: Case, device: torch.device, how: Compilation, *, double: b
         return CompiledProgram.compile(CaseRuns(case, device), session, double=double).observe()
 
 
-_RUN_ON_RANK = f"{__name__}:{run_on_rank.__name__}"
+def _run_on_all_ranks(case: Case, how: Compilation, *, double: bool = False) -> AbstractContextManager[None]:
+    """Have the other processes compile and run the case as the block does, which alone looks on."""
+    return on_all_ranks(f"{__name__}:{run_on_rank.__name__}", case, how.without(WatchedInstructions), double=double)
 
 
 class Experiments:
@@ -261,7 +265,7 @@ class Experiments:
         start = time.perf_counter()
         self.counts.add(how)
         with open_session(self.case.settings, how) as session:
-            with on_all_ranks(_RUN_ON_RANK, self.case, how):
+            with _run_on_all_ranks(self.case, how):
                 samples = bool(self.runs.draws) and not is_led()  # seeded runs are made by one process
                 compiled = CompiledProgram.compile(self.runs, session, keeps=samples)
                 observation = compiled.observe()
@@ -405,7 +409,7 @@ class Experiments:
         how = replace(self.how.without(Backend), record=False)
         how = self.runs.limit_to_interpreted(how.under(Backend(backend)) if backend is not None else how)
         case = replace(self.case, settings=replace(self.case.settings, fullgraph=False))
-        with on_all_ranks(_RUN_ON_RANK, case, how), open_session(case.settings, how) as session:
+        with _run_on_all_ranks(case, how), open_session(case.settings, how) as session:
             self.counts.add(how)
             observation = CompiledProgram.compile(self.runs, session).observe()
         return merge_ranks(observation).failure, session.ledger.graph_breaks
