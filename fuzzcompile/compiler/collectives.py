@@ -45,7 +45,7 @@ class _Imitation(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operation = name_collective(func)
         if operation is None:
             return func(*args, **(kwargs or {}))
-        if operation == "wait_tensor":
+        if operation in ("wait_tensor", "_wrap_tensor_autograd"):
             return args[0]
         if operation not in _IMITATED:
             raise NotImplementedError(f"{operation} cannot be replayed by one process")

@@ -267,6 +267,16 @@ def is_apart() -> bool:
     return leader is not None and not leader.leads
 
 
+def require_one_process(what: str) -> None:
+    """Refuse what compares within a run, and so would call collectives of its own.
+
+    Raises:
+        NotOnAllRanks: this process leads others.
+    """
+    if is_led():
+        raise NotOnAllRanks(f"{what} is a matter of one process")
+
+
 def check_company() -> None:
     """Refuse a run of the program that the other ranks do not make.
 

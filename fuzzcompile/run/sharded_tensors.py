@@ -52,21 +52,21 @@ def read_values(tensor: torch.Tensor) -> torch.Tensor:
 def adopt_dtype(tensor: torch.Tensor) -> None:
     """Give a ``DTensor`` the dtype that the part which this process holds has by now, wherever it is referred to.
 
-    It stays as it is where something outside of Python holds it.
+    It is what `torch.utils.swap_tensors` does, which refuses tensors with weak references: the compiler's, which go by
+    the Python object, stay right. The tensor stays as it is where something outside of Python holds it.
     """
     if not is_sharded(tensor) or not tensor.is_leaf or tensor.dtype == tensor._local_tensor.dtype:
         return
-    part, size = tensor._local_tensor, (tensor.shape, tensor.stride())
+    part, shape, stride = tensor._local_tensor, tensor.shape, tensor.stride()
     made: Any = type(tensor).from_local(
-        part, tensor.device_mesh, tensor.placements, run_check=False, shape=size[0], stride=size[1]
+        part, tensor.device_mesh, tensor.placements, run_check=False, shape=shape, stride=stride
     )
     made = made.detach().requires_grad_(tensor.requires_grad)
     if isinstance(tensor, nn.Parameter):
         made = nn.Parameter(made, requires_grad=tensor.requires_grad)  # of the same class
-    made._local_tensor = part  # itself, which FSDP refers to, not a view of it
-    vars(made).update(vars(tensor))
     with contextlib.suppress(RuntimeError):
-        torch.utils.swap_tensors(tensor, made)  # type: ignore[no-untyped-call]
+        torch._C._swap_tensor_impl(tensor, made)
+        tensor._spec = made._spec  # the part stays itself, which FSDP refers to, and not a view of it
 
 
 def describe_placements(tensor: torch.Tensor) -> str:

@@ -65,7 +65,7 @@ from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DECOMPOSITION, FAKE_TENSOR
 from fuzzcompile.run.device import seed_everything
-from fuzzcompile.run.tensors import copy_tree, has_meta_tensors, materialize_zeros
+from fuzzcompile.run.tensors import copy_tree, has_meta_tensors, is_wrapper, materialize_zeros, name_collective
 from fuzzcompile.run.transforms import leave_transforms
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Crossref:
     ) -> object:
         args, kwargs = pytree.tree_map(materialize_zeros, (args, kwargs))
         place = self._find_place(func)
-        if not isinstance(func, torch._ops.OpOverload):
+        if not isinstance(func, torch._ops.OpOverload) or name_collective(func) is not None:
             return func(*args, **kwargs)
         if not self._inside:
             self.writes |= func._schema.is_mutable
@@ -260,7 +260,7 @@ class Crossref:
                 )
 
         def run(*args: object, **kwargs: object) -> object:
-            if len(self._inside) < _MAX_DEPTH:
+            if len(self._inside) < _MAX_DEPTH and not any(map(is_wrapper, pytree.tree_leaves((args, kwargs)))):
                 with self._contain(operator) as watching:
                     if watching:
                         compare(*args, **kwargs)

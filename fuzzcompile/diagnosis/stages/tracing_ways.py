@@ -50,6 +50,7 @@ from fuzzcompile.model.thresholds import ANOTHER_CALL_ULPS
 from fuzzcompile.model.verdicts import AGREEING
 from fuzzcompile.run import runs
 from fuzzcompile.run.case_program import build
+from fuzzcompile.run.ranks import require_one_process
 
 __watches_calls__ = True  # its frames stand between a call and the program that makes it
 
@@ -57,7 +58,12 @@ __watches_calls__ = True  # its frames stand between a call and the program that
 def run_calls_eagerly(
     experiments: Experiments, context: Callable[[], contextlib.AbstractContextManager[Any]], *, most: int | None = None
 ) -> list[Any]:
-    """Run the program in eager mode, each call of its model, or the first ones, in a context; what these yield."""
+    """Run the program in eager mode, each call of its model, or the first ones, in a context; what these yield.
+
+    Raises:
+        NotOnAllRanks: the case runs in several processes.
+    """
+    require_one_process("a walk along the calls of eager mode")
     program, entered = build(experiments.case, experiments.device), list[Any]()
 
     def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
