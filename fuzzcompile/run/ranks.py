@@ -95,12 +95,17 @@ def take_seat(seat: Seat) -> Iterator[None]:
         _company.seat = before
 
 
+def forms_group(source: str) -> bool:
+    """Return whether a program may form a group of processes, by its text."""
+    return "distributed" in source
+
+
 def prepare_group(source: str) -> None:
     """Let a script that is about to run form its group of processes, with a meeting point of its own.
 
     A group that an earlier run of it has left is ended. Programs that are not distributed see nothing of this.
     """
-    if "distributed" not in source and _company.seat.size == 1:
+    if not forms_group(source) and _company.seat.size == 1:
         return
     leave_group()
     os.environ.update(_company.seat.environment())

@@ -29,6 +29,7 @@ from fuzzcompile.programs.scripts.script_plan import (
 from fuzzcompile.programs.shrink.search import same_bug
 from fuzzcompile.run.case_program import RUN_SEED
 from fuzzcompile.run.observation import COTANGENT_SEED
+from fuzzcompile.run.ranks import Seat, forms_group
 from fuzzcompile.run.tensors import is_inexact
 
 # The user's own passes and backend that a reproducer needs to show its bug.
@@ -128,12 +129,14 @@ _PLANTED = {**OWN_PACKAGE, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
 def confirm_reproducer(source: str, *, plants: Sequence[Path] = (), timeout: float = 180) -> FinishedProcess:
     """Run a reproducer in a clean process and folder, for at most ``timeout`` seconds.
 
-    It must print its own verdict line, because a traceback ends Python with status 1 too. The process executes
-    ``plants`` first. A process that the script starts by itself, as for a crash, does not have them.
+    It must print its own verdict line, because a traceback ends Python with status 1 too. What is distributed runs as
+    under ``torchrun``, in a group of one. The process executes ``plants`` first. A process that the script starts by
+    itself, as for a crash, does not have them.
     """
     command = ("-m", "fuzzcompile.programs.scripts.planted_script", *map(str, plants)) if plants else ()
     planted = OWN_PACKAGE if _STORED[1] in source else _PLANTED  # it has a cache folder of its own
-    ran = run_alone(source, command=command, environment=planted if plants else None, timeout=timeout)
+    seat = Seat().environment() if forms_group(source) else {}
+    ran = run_alone(source, command=command, environment={**seat, **(planted if plants else {})}, timeout=timeout)
     said = any(line.startswith(_BUG) for line in ran.output.splitlines())
     return replace(ran, confirmed=ran.status == 1 and said)
 
