@@ -12,6 +12,7 @@ import functools
 import io
 import os
 import pickle
+import re
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -97,7 +98,7 @@ def take_seat(seat: Seat) -> Iterator[None]:
 
 def forms_group(source: str) -> bool:
     """Return whether a program may form a group of processes, by its text."""
-    return "distributed" in source
+    return re.search(r"torch\.distributed|import distributed|DistributedDataParallel", source) is not None
 
 
 def prepare_group(source: str) -> None:
