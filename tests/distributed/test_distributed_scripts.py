@@ -1,0 +1,84 @@
+"""Scripts with torch.distributed as users write them: in one process, and in two that run together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fuzzcompile.diagnosis.worker.file_triage import triage_files
+from fuzzcompile.model.conditions import Conditions, Limits, Question
+
+FOLDER = Path(__file__).parent
+# Judged in every run of the tests; the others take a quarter of an hour.
+QUICK = (("tp_mlp", None), ("funcol", 2))
+SCRIPTS = sorted(path.stem for path in (FOLDER / "scripts").glob("*.py"))
+RIGHT = ("equal", "rounding")
+Judge = Callable[..., Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A fault, the script that shows it in two processes, and the stage and the name of what is accused.
+
+    ``stage`` is None where the fault is found and not named.
+    """
+
+    script: str
+    stage: str | None
+    names: str = ""
+
+
+PLANTS: dict[str, Plant] = {}
+
+
+@pytest.fixture(scope="module")
+def judge() -> Judge:
+    """Judge a script of this folder, perhaps with a fault planted: its report."""
+
+    def report(script: str, nproc: int | None = None, plant: str | None = None) -> Mapping[str, Any]:
+        plants = () if plant is None else (FOLDER / "plants" / f"{plant}.py",)
+        conditions = Conditions("cpu", limits=Limits(seconds=300.0), plants=plants)
+        (answer,) = triage_files([FOLDER / "scripts" / f"{script}.py"], conditions, Question(nproc=nproc))
+        assert answer.report is not None, answer.error
+        return answer.report
+
+    return report
+
+
+@pytest.mark.parametrize(("script", "nproc"), QUICK)
+def test_a_right_script_is_judged_right(judge: Judge, script: str, nproc: int | None) -> None:
+    _check_right(judge(script, nproc), nproc)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nproc", [None, 2])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_each_script_is_judged_right(judge: Judge, script: str, nproc: int | None) -> None:
+    if (script, nproc) in QUICK:
+        pytest.skip("judged in every run")
+    _check_right(judge(script, nproc), nproc)
+
+
+def _check_right(report: Mapping[str, Any], nproc: int | None) -> None:
+    assert report["verdict"] in RIGHT, report["detail"]
+    assert not report["is_bug"]
+    assert report["confidence"] == "high", report["evidence"]["notes"]
+    ranks = {output["name"].partition(".")[0] for output in report["evidence"]["outputs"]}
+    assert ("rank1" in ranks) is (nproc == 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_planted_fault_is_found_and_named(judge: Judge, plant: str) -> None:
+    planted = PLANTS[plant]
+    report = judge(planted.script, 2, plant)
+    assert report["is_bug"], report["verdict"]
+    culprit = report["culprit"]
+    if planted.stage is not None:
+        assert culprit is not None
+        assert culprit["stage"] == planted.stage
+        assert planted.names in (culprit["rewrite"] or culprit["pass"])
