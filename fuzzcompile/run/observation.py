@@ -20,7 +20,14 @@ from fuzzcompile.run.case_program import CaseProgram
 from fuzzcompile.run.metrics import have_same_values
 from fuzzcompile.run.raise_sites import RaisedError, RaiseSite
 from fuzzcompile.run.reachable_state import name_arguments, name_held_tensors, name_holders
-from fuzzcompile.run.sharded_tensors import describe_placements, is_pending, is_sharded, read_part, read_values
+from fuzzcompile.run.sharded_tensors import (
+    describe_placements,
+    find_rank,
+    is_pending,
+    is_sharded,
+    read_part,
+    read_values,
+)
 from fuzzcompile.run.tensors import (
     NUMPY,
     densify,
@@ -356,8 +363,9 @@ def run_backward(output: object, *, required: bool = True, part: int | None = No
     """Run the backward of the loss Σ out · c over the floating outputs, c a fixed standard normal tensor per output.
 
     A plain sum proves nothing behind a softmax, whose outputs sum to a constant. Every floating dtype can represent the
-    values of c, so that the native run and the reference differentiate the same loss. With a ``part``, 0 or 1, each
-    element of c is multiplied by u or by 1 − u, which is -1/2, 1/2 or 3/2: parts of which c is the sum.
+    values of c, so that the native run and the reference differentiate the same loss. Each process of a group has them
+    in another order: what mixes up equal gradients changes nothing. With a ``part``, 0 or 1, each element of c is
+    multiplied by u or by 1 − u, which is -1/2, 1/2 or 3/2: parts of which c is the sum.
 
     Raises:
         RuntimeError: no output requires a gradient, though one is ``required``.
@@ -382,7 +390,7 @@ def weigh_outputs(output: object, part: int | None = None) -> list[torch.Tensor]
             if part is not None:
                 share = torch.randint(3, leaf.shape, generator=parting) - 0.5
                 drawn *= 1 - share if part else share
-            cotangent = drawn.to(leaf.device, leaf.dtype)
+            cotangent = drawn.flatten().roll(find_rank()).view(leaf.shape).to(leaf.device, leaf.dtype)
         if leaf.requires_grad:
             product = leaf * cotangent
             losses.append((product.real if product.is_complex() else product).sum())

@@ -23,11 +23,11 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
-from fuzzcompile.model.errors import FuzzcompileError, describe_error
+from fuzzcompile.model.errors import CaseError, FuzzcompileError, describe_error
 from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.model.judge_task import NamedFunction
 from fuzzcompile.run.case import Case, CompileSettings, GradMode
-from fuzzcompile.run.observation import Observation, Value
+from fuzzcompile.run.observation import Failure, Observation, Value
 from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
 T = TypeVar("T")
@@ -37,13 +37,17 @@ class RankLost(FuzzcompileError):
     """A process of the group can run nothing any more: it has ended, or waits for another that will not come."""
 
 
+class RankRefused(CaseError):
+    """A process of the group cannot make a case of the script, although another can."""
+
+
 class NotOnAllRanks(Exception):
     """A run that other processes would have to make too, and cannot be told to."""
 
 
 # Where the processes of a script meet, as ``torchrun`` tells them.
 
-_WAIT = timedelta(seconds=60)  # for the other processes in a collective; torch's own is half an hour
+_WAITED = re.compile("timed out", re.IGNORECASE)  # as gloo says it
 TIMEOUT = ReplacedAttribute(
     "torch.distributed.distributed_c10d",
     "default_pg_timeout",
@@ -53,11 +57,15 @@ TIMEOUT = ReplacedAttribute(
 
 @dataclass(frozen=True)
 class Seat:
-    """The place of this process among those that run a script; ``port`` is where they meet, None for any free one."""
+    """The place of this process among those that run a script; ``port`` is where they meet, None for any free one.
+
+    ``patience``: seconds for which a collective waits for the others; torch's own default is half an hour.
+    """
 
     rank: int = 0
     size: int = 1
     port: int | None = None
+    patience: float = 60.0
 
     def environment(self) -> dict[str, str]:
         """The variables that ``torchrun`` sets on one machine."""
@@ -111,7 +119,7 @@ def prepare_group(source: str) -> None:
     leave_group()
     os.environ.update(_company.seat.environment())
     if torch.distributed.is_available():
-        TIMEOUT.put(_WAIT)
+        TIMEOUT.put(timedelta(seconds=_company.seat.patience))
 
 
 def leave_group() -> None:
@@ -185,7 +193,7 @@ class Leader:
             rank, seen = failed[0]
             assert seen.failure is not None
             if len(failed) <= len(self._answers):  # the others may wait for it
-                self.lost = f"Rank {rank} raises {seen.failure}, and the others do not."
+                self.lost = _describe_parting(rank, seen.failure)
             return replace(seen, values=())
         others = (
             replace(
@@ -221,6 +229,15 @@ class Leader:
             with contextlib.suppress(OSError):
                 line.send_bytes(pickle.dumps(None))
                 line.close()
+
+
+def _describe_parting(rank: int, failure: Failure) -> str:
+    if _WAITED.search(str(failure)) is not None:
+        return (
+            f"Rank {rank} waits in a collective that not all processes call: let each call the same ones, or raise "
+            "--timeout where they are slow."
+        )
+    return f"Rank {rank} raises {failure}, and the others do not."
 
 
 class _Pickler(pickle.Pickler):

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
 from torch import nn
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
+
+T = TypeVar("T")
 
 _MODULE = "torch.distributed.tensor"
 _PENDING = "torch.distributed._functional_collectives"
@@ -32,9 +34,16 @@ def is_pending(value: object) -> bool:
     return loaded is not None and isinstance(value, loaded.AsyncCollectiveTensor)
 
 
-def read_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a tensor that this process holds, in its own memory; any tensor but a ``DTensor`` is its own."""
-    return tensor._local_tensor if is_sharded(tensor) else tensor
+def read_part(value: T) -> T | torch.Tensor:
+    """The part of a tensor that this process holds, in its own memory; anything but a ``DTensor`` is its own."""
+    return value._local_tensor if is_sharded(value) else value
+
+
+def find_rank() -> int:
+    """The rank of this process among those that run the program; 0 without others."""
+    loaded = sys.modules.get("torch.distributed")
+    formed = loaded is not None and loaded.is_available() and loaded.is_initialized()
+    return int(loaded.get_rank()) if loaded is not None and formed else 0
 
 
 def read_values(tensor: torch.Tensor) -> torch.Tensor:

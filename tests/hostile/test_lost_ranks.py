@@ -58,13 +58,11 @@ SCRIPTS = {
     "never comes": Lost("if rank == 1: time.sleep(1000)", says=("Rank 1 never reached",), timeout=40),
     "calls more": Lost(
         within="    if rank == 1: x = funcol.all_reduce(x, 'sum', dist.group.WORLD) + 0",
-        says=("wait for another",),
+        says=("Rank 1 waits",),
         timeout=40,
-        seconds=90.0,
+        seconds=75.0,
     ),
-    "calls fewer": Lost(
-        within="    if rank == 1: return x.sin()", says=("wait for another",), timeout=40, seconds=90.0
-    ),
+    "calls fewer": Lost(within="    if rank == 1: return x.sin()", says=("Rank 0 waits",), timeout=40, seconds=75.0),
     "killed while it is compiled": Lost(
         within="    if rank == 1 and torch.compiler.is_compiling(): os.kill(os.getpid(), signal.SIGKILL)",
         says=("Rank 1",),

@@ -35,7 +35,7 @@ from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import JOINT_GRAPH, PARTITION, PRE_GRAD, RUNTIME
-from fuzzcompile.run.tensors import KnownCopies, copy_tree, is_plain, measure_storages
+from fuzzcompile.run.tensors import KnownCopies, copy_tree, is_fake_class, is_plain, measure_storages
 
 if TYPE_CHECKING:
     from torch._inductor.pattern_matcher import Match
@@ -411,7 +411,8 @@ class Recorder:
     def capture(self, calls: list[CallInputs], inputs: Sequence[object]) -> None:
         """Keep copies of the inputs of the first calls of a compiled graph."""
         room = len(calls) < _ALWAYS_CAPTURED or sum(self._captured.values()) < _CAPTURED_BYTES
-        if self.capturing and room and len(calls) < CAPTURED_CALLS:
+        traced = any(is_fake_class(type(value)) for value in inputs)  # by dynamo, which splits a graph of DDP
+        if self.capturing and room and not traced and len(calls) < CAPTURED_CALLS:
             with self._contain_errors("inputs of compiled graphs"):
                 calls.append(copy_tree(list(inputs), known=self._known))
                 self._captured.update(measure_storages(calls[-1]))

@@ -14,6 +14,7 @@ from fuzzcompile.model import thresholds
 from fuzzcompile.model.verdicts import Comparison, Finding
 from fuzzcompile.run import metrics
 from fuzzcompile.run.observation import Value
+from fuzzcompile.run.sharded_tensors import read_part
 
 # Compare integers, booleans and indices exactly, except where rounding alone can flip them.
 
@@ -272,12 +273,14 @@ def _classify_nonfinite(wide: torch.Tensor) -> torch.Tensor:
 
 
 def are_comparable(before: object, after: object) -> bool:
-    """Return whether both are tensors of one shape."""
+    """Return whether both are tensors of one shape, or parts of tensors that this process has."""
+    before, after = read_part(before), read_part(after)
     return isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) and before.shape == after.shape
 
 
 def measure_size(value: object) -> float:
     """RMS of a tensor's finite values; 0 for anything else."""
+    value = read_part(value)
     return metrics.rms(value) if isinstance(value, torch.Tensor) else 0.0
 
 
@@ -288,6 +291,7 @@ def relative_change(before: object, after: object, *, unit: float = 0.0) -> floa
     an infinite one, as are another shape and a tensor in the place of something else. Two values that are no tensors
     compare as unchanged. Where both sides are zero in size the change is absolute.
     """
+    before, after = read_part(before), read_part(after)  # other processes do not look at the rest
     if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
         return float("inf") if isinstance(before, torch.Tensor) != isinstance(after, torch.Tensor) else 0.0
     if _is_same_memory(before, after):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,15 +11,16 @@ from concurrent.futures import Future
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 
-from fuzzcompile.model.errors import format_message
+from fuzzcompile.model.errors import CaseError, format_message
 from fuzzcompile.model.judge_task import JudgeTask, NamedFunction
 from fuzzcompile.run.pool.worker import say
 from fuzzcompile.run.pool.worker_pool import WorkerPool
-from fuzzcompile.run.ranks import Leader, RankLost, Seat, find_free_port, lead_ranks, take_seat
+from fuzzcompile.run.ranks import Leader, RankLost, RankRefused, Seat, find_free_port, lead_ranks, take_seat
 
 _JOIN = NamedFunction("fuzzcompile.diagnosis.worker.judge:join_ranks")
-# Seconds that the others may take longer than the first to load the case: they import torch first.
-_LOADING_SECONDS = 90.0
+# Seconds that the others may take longer than the first to load the case, as they import torch first, and that a
+# collective waits for them; less where the limit of the case is short, so that it is said what was waited for.
+_LOADING_SECONDS, _COLLECTIVE_SECONDS = 90.0, 60.0
 _LONGEST_PLACE = 60  # characters of a folder's name: that of a line within it may have about a hundred
 
 
@@ -39,18 +41,20 @@ def seat_ranks(
         return
     say(f"starting {task.nproc - 1} more processes")
     port = find_free_port()
+    ends = math.inf if task.seconds is None else time.monotonic() + task.seconds
     with contextlib.ExitStack() as stack:
         place = None if len(tempfile.gettempdir()) <= _LONGEST_PLACE else "/tmp"
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fuzzcompile-ranks-", dir=place))
         listener = stack.enter_context(Listener(str(Path(folder, "line")), family="AF_UNIX"))
         pool = stack.enter_context(open_pool(task.nproc - 1))
         stack.callback(pool.kill_workers)  # whatever they wait for
-        seats = [Seat(rank, task.nproc, port) for rank in range(1, task.nproc)]
+        patience = min(_COLLECTIVE_SECONDS, math.inf if task.seconds is None else task.seconds / 2)
+        seats = [Seat(rank, task.nproc, port, patience) for rank in range(1, task.nproc)]
         joining = [pool.schedule(_JOIN, (task, seat, listener.address), label=f"rank {seat.rank}") for seat in seats]
-        stack.enter_context(take_seat(Seat(0, task.nproc, port)))
+        stack.enter_context(take_seat(Seat(0, task.nproc, port, patience)))
         try:
-            yield lambda: _lead(listener, joining)
-        except RankLost:
+            yield lambda: _lead(listener, joining, ends)
+        except (RankLost, RankRefused):
             raise
         except Exception as error:
             _blame_ended(joining, error)
@@ -58,34 +62,37 @@ def seat_ranks(
 
 
 @contextlib.contextmanager
-def _lead(listener: Listener, joining: Sequence[Future[None]]) -> Iterator[None]:
+def _lead(listener: Listener, joining: Sequence[Future[None]], ends: float) -> Iterator[None]:
     def explain(rank: int) -> str | None:
         ended = joining[rank - 1]
         return _describe_end(ended) if ended.done() else None
 
-    with lead_ranks(Leader(_accept(listener, joining), explain)):
+    with lead_ranks(Leader(_accept(listener, joining, ends), explain)):
         yield
 
 
-def _accept(listener: Listener, joining: Sequence[Future[None]]) -> list[Connection]:
+def _accept(listener: Listener, joining: Sequence[Future[None]], ends: float) -> list[Connection]:
     """The lines to the other processes, in the order of their ranks, once all have loaded the case."""
     say("waiting for the other processes to come as far")
     lines: dict[int, Connection] = {}
-    ends = time.monotonic() + _LOADING_SECONDS
+    waited = time.monotonic()
+    ends = min(ends, waited + _LOADING_SECONDS)
     socket = listener._listener._socket  # type: ignore[attr-defined] # it has no time-out of its own
     socket.settimeout(0.2)
     while len(lines) < len(joining):
         for rank, future in enumerate(joining, 1):
             if future.done():
-                raise RankLost(f"Rank {rank} did not come as far as the first: {_describe_end(future)}.")
+                raise _make_loss(f"Rank {rank} did not come as far as the first", future)
         if time.monotonic() > ends:
             missing = [rank for rank in range(1, len(joining) + 1) if rank not in lines]
             raise RankLost(
-                f"Rank {missing[0]} never reached a compiled call, {_LOADING_SECONDS:.0f} s after the first did."
+                f"Rank {missing[0]} never reached a compiled call, {time.monotonic() - waited:.0f} s after the first "
+                "did: let it come as far, or raise --timeout."
             )
         with contextlib.suppress(TimeoutError):
             line = listener.accept()
-            lines[int(line.recv_bytes())] = line
+            with contextlib.suppress(EOFError, OSError):  # it has ended meanwhile
+                lines[int(line.recv_bytes())] = line
     return [line for _, line in sorted(lines.items())]
 
 
@@ -98,4 +105,10 @@ def _blame_ended(joining: Sequence[Future[None]], error: Exception) -> None:
     """Say of an error here that another process had ended before, if one had: this one may have waited for it."""
     for rank, future in enumerate(joining, 1):
         if future.done() and (future.cancelled() or future.exception() is not None):
-            raise RankLost(f"Rank {rank} ended: {_describe_end(future)}.") from error
+            raise _make_loss(f"Rank {rank} ended", future) from error
+
+
+def _make_loss(what: str, ended: Future[None]) -> RankLost | RankRefused:
+    """The error that says what became of a process: one of the script's own, if that is why."""
+    own = not ended.cancelled() and isinstance(ended.exception(), CaseError)
+    return (RankRefused if own else RankLost)(f"{what}: {_describe_end(ended)}.")
