@@ -264,7 +264,9 @@ def differentiate_graph(
             ]
             if len(kept) != len(tangents):
                 return None
-            torch.autograd.backward(kept, [tangent.to(out.dtype) for out, tangent in zip(kept, tangents, strict=True)])
+            given = [tangent.to(out.dtype) for out, tangent in zip(kept, tangents, strict=True)]
+            with imitate_ranks():
+                torch.autograd.backward(kept, given)
     except (KeyboardInterrupt, MemoryError):
         raise
     except Exception:  # of the graph, in float64: nothing can be said

@@ -32,7 +32,20 @@ class Plant:
     names: str = ""
 
 
-PLANTS: dict[str, Plant] = {}
+PLANTS = {
+    "all_gather_backward": Plant("sequence", None),
+    "all_reduce_nothing": Plant("tp_mlp", None),
+    "bucket_order": Plant("buckets", "post_grad", "bucket_all_gathers"),
+    "bucket_swap": Plant("buckets", "post_grad", "bucket_all_reduce"),
+    "ddp_split": Plant("ddp_buckets", None),
+    "from_local": Plant("tp_mlp", None),
+    "partial_kept": Plant("tp_mlp", None),
+    "rank_1": Plant("two_d", None),
+    "reduce_scatter_op": Plant("funcol", "lowering", "reduce_scatter_tensor"),
+    "reinplaced": Plant("reread", "post_grad", "reinplace_inplaceable_ops"),
+    "wait_dropped": Plant("funcol", None),
+    "wait_sunk": Plant("reread", None),
+}
 
 
 @pytest.fixture(scope="module")

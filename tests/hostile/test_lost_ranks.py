@@ -46,7 +46,7 @@ class Lost:
     status: int = 3
     says: tuple[str, ...] = ()
     timeout: int = 100
-    seconds: float = 60.0
+    seconds: float = 100.0
 
 
 SCRIPTS = {
@@ -55,14 +55,14 @@ SCRIPTS = {
     "raises": Lost("if rank == 1: raise ValueError('no such shard')", status=2, says=("Rank 1", "no such shard")),
     "both raise": Lost("raise ValueError('no such shard')", status=2, says=("no such shard",)),
     "exits": Lost("if rank == 1: raise SystemExit(0)", status=2, says=("Rank 1",)),
-    "never comes": Lost("if rank == 1: time.sleep(1000)", says=("Rank 1 never reached",), timeout=40),
+    "never comes": Lost("if rank == 1: time.sleep(1000)", says=("Rank 1 never reached",), timeout=80),
     "calls more": Lost(
         within="    if rank == 1: x = funcol.all_reduce(x, 'sum', dist.group.WORLD) + 0",
         says=("Rank 1 waits",),
-        timeout=40,
-        seconds=75.0,
+        timeout=80,
+        seconds=110.0,
     ),
-    "calls fewer": Lost(within="    if rank == 1: return x.sin()", says=("Rank 0 waits",), timeout=40, seconds=75.0),
+    "calls fewer": Lost(within="    if rank == 1: return x.sin()", says=("Rank 0 waits",), timeout=80, seconds=110.0),
     "killed while it is compiled": Lost(
         within="    if rank == 1 and torch.compiler.is_compiling(): os.kill(os.getpid(), signal.SIGKILL)",
         says=("Rank 1",),

@@ -27,6 +27,7 @@ from torch.overrides import BaseTorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fuzzcompile.compiler.collectives import imitate_ranks
 from fuzzcompile.compiler.compiling_predicate import pretend_tracing
 from fuzzcompile.compiler.functional_run import (
     SEEDS,
@@ -88,7 +89,8 @@ def _differentiate(results: Sequence[object], tangents: Sequence[object]) -> Non
     pairs = zip(tangents, outputs, strict=False)
     fitting = [one.to(out.dtype) for one, out in pairs if isinstance(one, torch.Tensor) and one.shape == out.shape]
     if outputs:
-        torch.autograd.backward(outputs, fitting if len(fitting) == len(outputs) == len(tangents) else given)
+        with imitate_ranks():
+            torch.autograd.backward(outputs, fitting if len(fitting) == len(outputs) == len(tangents) else given)
 
 
 class Crossref:
