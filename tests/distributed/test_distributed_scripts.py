@@ -33,7 +33,7 @@ class Plant:
 
 
 PLANTS = {
-    "all_gather_backward": Plant("sequence", None),
+    "all_gather_backward": Plant("sequence", "lowering", "all_gather_into_tensor"),
     "all_reduce_nothing": Plant("tp_mlp", None),
     "bucket_order": Plant("buckets", "post_grad", "bucket_all_gathers"),
     "bucket_swap": Plant("buckets", "post_grad", "bucket_all_reduce"),
