@@ -264,9 +264,9 @@ def differentiate_graph(
             ]
             if len(kept) != len(tangents):
                 return None
-            given = [tangent.to(out.dtype) for out, tangent in zip(kept, tangents, strict=True)]
+            weights = [tangent.to(out.dtype) for out, tangent in zip(kept, tangents, strict=True)]
             with imitate_ranks():
-                torch.autograd.backward(kept, given)
+                torch.autograd.backward(kept, weights)
     except (KeyboardInterrupt, MemoryError):
         raise
     except Exception:  # of the graph, in float64: nothing can be said

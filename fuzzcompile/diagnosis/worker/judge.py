@@ -341,8 +341,7 @@ def join_ranks(task: JudgeTask, seat: Seat, address: str) -> None:
         CaseError: the file is not a case, or does not come as far as a compiled call here.
     """
     device = torch.device(get_current_device())
-    line = Client(address, family="AF_UNIX")
-    with contextlib.closing(line), take_seat(seat), open_case(task, device) as (_, case):
+    with take_seat(seat), open_case(task, device) as (_, case), Client(address, family="AF_UNIX") as line:
         line.send_bytes(str(seat.rank).encode())
         follow(line, case, device)
 
