@@ -55,7 +55,7 @@ class _Imitation(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _hold(value: torch.Tensor, group: Any) -> torch.Tensor:
-    """What all ranks of a group hold, one behind the other in a new first dimension."""
+    """The values of all ranks of a group, one behind the other in a new first dimension."""
     own, size = _find_place(group)
     if value.dtype is torch.bool:
         return torch.stack([value] * size)

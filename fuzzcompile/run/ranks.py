@@ -77,7 +77,7 @@ class Seat:
 
 @dataclass
 class _Company:
-    """What this process knows of others: its own seat, and whether it leads them."""
+    """Other processes as this one knows them: its own seat among them, and the lead."""
 
     seat: Seat = field(default_factory=Seat)
     leader: Leader | None = None
@@ -187,7 +187,7 @@ class Leader:
         self._answers = [self._receive(rank, line) for rank, line in enumerate(self.lines, 1)]
 
     def merge(self, own: Observation) -> Observation:
-        """What all ranks saw: the values of the others are named after their rank."""
+        """The observation of all ranks: values of the others are named after their rank."""
         failed = [(rank, seen) for rank, seen in enumerate((own, *self._answers)) if seen.failure is not None]
         if failed:
             rank, seen = failed[0]
@@ -325,7 +325,7 @@ def on_all_ranks(function: str, case: Case, *args: object, **options: object) ->
 
 
 def merge_ranks(own: Observation) -> Observation:
-    """What all ranks saw in the block that has just ended, given what this process saw in it."""
+    """The observation of all ranks in the block that has just ended, given that of this process."""
     leader = _company.leader
     return own if leader is None or leader.leads else leader.merge(own)
 

@@ -47,7 +47,7 @@ def find_rank() -> int:
 
 
 def read_values(tensor: torch.Tensor) -> torch.Tensor:
-    """What can be compared of a tensor: the part that this process holds, and of partial results the whole.
+    """Comparable values of a tensor: the part that this process holds, and of partial results the whole.
 
     The parts of a partial result have no meaning of their own; adding them up is a collective of all its processes.
     """
@@ -79,5 +79,5 @@ def adopt_dtype(tensor: torch.Tensor) -> None:
 
 
 def describe_placements(tensor: torch.Tensor) -> str:
-    """How a ``DTensor`` lies over its mesh, as in ``DTensor Shard(dim=0), Replicate()``; empty for others."""
+    """The placements of a ``DTensor`` on its mesh, as in ``DTensor Shard(dim=0), Replicate()``; empty for others."""
     return f"DTensor {', '.join(map(repr, tensor.placements))}" if is_sharded(tensor) else ""

@@ -86,7 +86,7 @@ class SearchStep(NamedTuple):
     prove: Prove
 
     def look(self, ablator: Ablator) -> Attribution | None:
-        """What the step names; nothing where it takes runs that several processes cannot make together."""
+        """The culprit that the step names; none where it takes runs that several processes cannot make together."""
         try:
             return self.prove(ablator)
         except NotOnAllRanks as error:
