@@ -36,7 +36,8 @@ from fuzzcompile.model.thresholds import KERNEL_FACTOR, NOISE_SEEDS, SEMANTIC_ST
 from fuzzcompile.model.verdicts import Comparison
 from fuzzcompile.run import metrics
 from fuzzcompile.run.observation import Value
-from fuzzcompile.run.tensors import list_significant_strides
+from fuzzcompile.run.ranks import is_led
+from fuzzcompile.run.tensors import list_significant_strides, name_collective
 
 T = TypeVar("T")
 _WRONG = ("far", "nonfinite", "integer", "shape", "dtype")
@@ -126,6 +127,10 @@ class LoweredStep:
             code = code if self.failed.source is None else CodeSource(code.name, self.failed.source, self.failed.line)
         known["details"] = {**shown, **known.get("details", {})}  # type: ignore[typeddict-item]
         known["source"], known["line"] = code.source, code.line
+        collectives = {str(each) for each in self.lowered.snapshot.called_targets if name_collective(each) is not None}
+        if is_led() and collectives and code.name not in collectives:
+            # Collectives were imitated, and a compile without it may be right because kernels are in another order.
+            known["confidence"] = "low"
         return Culprit(stage, None, code.name, family or get_operator_family(code.name), **known)
 
 

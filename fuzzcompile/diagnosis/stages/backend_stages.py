@@ -41,7 +41,6 @@ from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import CODEGEN, CUDAGRAPHS, FAKE_TENSOR, LOWERING, RUNTIME, SCHEDULER
 from fuzzcompile.model.verdicts import AGREEING, Verdict
-from fuzzcompile.run.tensors import name_collective
 
 _MAX_OPERATORS = 3
 
@@ -202,11 +201,7 @@ def prove_any_lowering(ablator: Ablator) -> Attribution | None:
     if named is None:
         return None
     in_code = _prove_in_scalars(ablator, steps[named])
-    culprit = _make_operator_culprit(steps[named], necessary=True)
-    targets = {target for lowered in watched.ledger.lowered for target in lowered.snapshot.called_targets}
-    if any(map(name_collective, targets)):  # what is called in another order may be right for that alone
-        culprit = replace(culprit, confidence="low")
-    return in_code or Attribution(culprit)
+    return in_code or Attribution(_make_operator_culprit(steps[named], necessary=True))
 
 
 _STRIDES = "strides of a view"
