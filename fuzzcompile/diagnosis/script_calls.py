@@ -110,6 +110,9 @@ def makes_one_call(source: str) -> bool:
     used = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in names and _is_read(node)]
     plain = [node for statement in tree.body if not isinstance(statement, _AGAIN) for node in _walk_once(statement)]
     called = [node.func for node in plain if isinstance(node, ast.Call)]  # and not given to another function
+    if not used:  # what is compiled is called at once, if at all
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _compiles(node.func, within=False)]
+        return len(calls) == 1 and bool(calls[0].args) and calls[0] in called
     return compiling <= 1 and len(used) == 1 and any(function is used[0] for function in called)
 
 
@@ -127,8 +130,10 @@ def _walk_once(node: ast.AST) -> list[ast.AST]:
     return parts
 
 
-def _compiles(node: ast.AST) -> bool:
-    return any(isinstance(part, ast.Attribute) and part.attr in ("compile", "optimize") for part in ast.walk(node))
+def _compiles(node: ast.AST, *, within: bool = True) -> bool:
+    """Return whether a node, or one within it, is a function that compiles."""
+    parts = ast.walk(node) if within else [node]
+    return any(isinstance(part, ast.Attribute) and part.attr in ("compile", "optimize") for part in parts)
 
 
 def _is_read(node: ast.Name) -> bool:

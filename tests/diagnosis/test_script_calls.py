@@ -181,6 +181,20 @@ def test_what_a_text_shows_of_the_number_of_calls(use, once):
     assert makes_one_call(f"import torch\n\ncompiled = torch.compile(torch.sin)\n{use}\n") == once
 
 
+@pytest.mark.parametrize(
+    ("text", "once"),
+    [
+        ("print(torch.compile(torch.sin)(x).sum())", True),
+        ("torch.compile(torch.sin)(x)\ntorch.compile(torch.cos)(x)", False),
+        ("for _ in range(2):\n    torch.compile(torch.sin)(x)", False),
+        ("torch.compile(dynamic=True)(torch.sin)(x)", False),
+    ],
+    ids=["one", "two", "loop", "of a decorator"],
+)
+def test_what_is_called_where_it_is_compiled_is_called_once(text, once):
+    assert makes_one_call(f"import torch\n\n{text}\n") == once
+
+
 def test_a_script_that_ends_itself_behind_its_calls_is_a_case_like_another(write_case):
     """Its function ``make`` is a helper, and no make() of a case file."""
     source = (
