@@ -258,7 +258,7 @@ def observe_outputs(
     held += [pair for name, leaf in whole for pair in list_wrapped(name, leaf)]
     leaves: list[tuple[str, object]] = [*returned, *held]
     earlier = {} if earlier is None else earlier
-    parts = {name: read_part(leaf) if isinstance(leaf, torch.Tensor) else leaf for name, leaf in leaves}
+    parts = {name: read_part(leaf) for name, leaf in leaves}
     shared = find_aliases({**_collect_tensors(program, arguments), **earlier, **parts})
     earlier.update((name, leaf) for name, leaf in parts.items() if isinstance(leaf, torch.Tensor | numpy.ndarray))
     precision = torch.float64 if program.double else program.dtype
@@ -381,7 +381,7 @@ def run_backward(output: object, *, required: bool = True, part: int | None = No
 def weigh_outputs(output: object, part: int | None = None) -> list[torch.Tensor]:
     """The loss of `run_backward`, one term for each output that requires a gradient."""
     generator, parting = torch.Generator().manual_seed(COTANGENT_SEED), torch.Generator().manual_seed(COTANGENT_SEED)
-    losses = []
+    losses, rank = [], find_rank()
     for _, leaf in name_leaves("out", output):
         if not isinstance(leaf, torch.Tensor) or not is_inexact(leaf):
             continue
@@ -390,7 +390,7 @@ def weigh_outputs(output: object, part: int | None = None) -> list[torch.Tensor]
             if part is not None:
                 share = torch.randint(3, leaf.shape, generator=parting) - 0.5
                 drawn *= 1 - share if part else share
-            cotangent = drawn.flatten().roll(find_rank()).view(leaf.shape).to(leaf.device, leaf.dtype)
+            cotangent = (drawn.roll(rank) if rank else drawn).to(leaf.device, leaf.dtype)
         if leaf.requires_grad:
             product = leaf * cotangent
             losses.append((product.real if product.is_complex() else product).sum())

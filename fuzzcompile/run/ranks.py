@@ -28,6 +28,7 @@ from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.model.judge_task import NamedFunction
 from fuzzcompile.run.case import Case, CompileSettings, GradMode
 from fuzzcompile.run.observation import Failure, Observation, Value
+from fuzzcompile.run.tensors import reduce_operator
 from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
 T = TypeVar("T")
@@ -241,26 +242,16 @@ def _describe_parting(rank: int, failure: Failure) -> str:
 
 
 class _Pickler(pickle.Pickler):
-    """Sends operators by their names; torch cannot pickle them."""
+    """Sends operators by their names."""
 
     def reducer_override(self, value: object) -> Any:
-        if isinstance(value, torch._ops.OpOverload):
-            return _find_operator, (value._schema.name, value._overloadname)
-        if isinstance(value, torch._ops.OpOverloadPacket):
-            return _find_operator, (value._qualified_op_name, None)
-        return NotImplemented
+        return reduce_operator(value) or NotImplemented
 
 
 def _pickle(value: object) -> bytes:
     written = io.BytesIO()
     _Pickler(written).dump(value)
     return written.getvalue()
-
-
-def _find_operator(name: str, overload: str | None) -> object:
-    space, _, operator = name.partition("::")
-    packet = getattr(getattr(torch.ops, space), operator)
-    return packet if overload is None else getattr(packet, overload)
 
 
 def name_on_rank(name: str, rank: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -427,6 +428,24 @@ Operator: TypeAlias = "torch._ops.OpOverload[..., Any]"
 def is_higher_order(operator: object) -> bool:
     """Return whether ``operator`` is a higher-order one: it has no schema, and its arguments may be functions."""
     return isinstance(operator, torch._ops.HigherOrderOperator)
+
+
+def reduce_operator(value: object) -> tuple[Callable[..., object], tuple[str, ...]] | None:
+    """The reduction of an operator, or a namespace of operators, to its name, for picklers: pickle knows none of them.
+
+    None for anything else.
+    """
+    if isinstance(value, torch._ops.OpOverload):
+        return _find_operator, (*value._schema.name.split("::"), value._overloadname)
+    if isinstance(value, torch._ops.OpOverloadPacket):
+        return _find_operator, tuple(value._qualified_op_name.split("::"))
+    if isinstance(value, type(torch.ops.aten)):
+        return _find_operator, (value.name,)
+    return (_find_operator, ()) if value is torch.ops else None
+
+
+def _find_operator(*path: str) -> object:
+    return functools.reduce(getattr, path, torch.ops)
 
 
 def name_collective(operator: object) -> str | None:

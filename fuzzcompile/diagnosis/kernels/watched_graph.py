@@ -127,10 +127,12 @@ class LoweredStep:
             code = code if self.failed.source is None else CodeSource(code.name, self.failed.source, self.failed.line)
         known["details"] = {**shown, **known.get("details", {})}  # type: ignore[typeddict-item]
         known["source"], known["line"] = code.source, code.line
-        collectives = {str(each) for each in self.lowered.snapshot.called_targets if name_collective(each) is not None}
-        if is_led() and collectives and code.name not in collectives:
-            # Collectives were imitated, and a compile without it may be right because kernels are in another order.
-            known["confidence"] = "low"
+        if is_led():
+            targets = self.lowered.snapshot.called_targets
+            collectives = {str(target) for target in targets if name_collective(target) is not None}
+            if collectives and code.name not in collectives:
+                # Collectives were imitated, and a compile without it may be right as kernels are in another order.
+                known["confidence"] = "low"
         return Culprit(stage, None, code.name, family or get_operator_family(code.name), **known)
 
 

@@ -168,8 +168,7 @@ def choose_alternatives(pen: Pen, form: str) -> str:
 def _call(pen: Pen, scope: Scope, *, random: bool) -> object:
     groups = [group for group in load_call_groups() if group.random == random]
     value = scope.pick(lambda value: any(group.takes(value) for group in groups))
-    fitting = [(form, group) for group in groups if group.takes(value) for form in group.calls]
-    form, _ = pen.one_of(fitting)
+    form = pen.one_of([form for group in groups if group.takes(value) for form in group.calls])
     alike = scope.some(lambda other: (other.shape, other.dtype) == (value.shape, value.dtype) and not other.gradient)
     beside = scope.some(
         lambda other: (

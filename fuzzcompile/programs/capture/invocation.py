@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
-import functools
 import importlib.machinery
 import inspect
 import linecache
@@ -22,7 +21,6 @@ from typing import IO, Any
 import cloudpickle
 import torch
 from torch import nn
-from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.torch_api import AnyCallable, is_compiled, read_compile_settings, unwrap_compiled
@@ -40,7 +38,7 @@ from fuzzcompile.programs.capture.state import Ambient, PresentState
 from fuzzcompile.run.case import Arguments, Case, CompileSettings
 from fuzzcompile.run.code_files import is_user_file
 from fuzzcompile.run.reachable_state import ReachedObjects, name_arguments
-from fuzzcompile.run.tensors import list_tensors
+from fuzzcompile.run.tensors import list_tensors, reduce_operator
 
 # Reading the text of a class takes milliseconds, and a closure may reach a whole framework.
 _MAX_TEXTS = 200
@@ -271,26 +269,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
                 self.globals_ref[id(vars(module))] = _Globals(name, path)
 
     def reducer_override(self, obj: object) -> object:
-        """Operators go by name; pickle knows nothing of them.
+        """Operators go by name.
 
         An optimizer goes with attributes that it would not be saved with, such as its hooks. What stands in for a
         method (the step that a scheduler counts) stays here: as a copy it would have its own copy of torch's globals.
         """
-        if isinstance(obj, OpOverload):
-            return _find_operator, (*obj._schema.name.split("::"), obj._overloadname)
-        if isinstance(obj, OpOverloadPacket):
-            return _find_operator, tuple(obj._qualified_op_name.split("::"))
-        if isinstance(obj, type(torch.ops.aten)):
-            return _find_operator, (obj.name,)
         saved = torch.optim.Optimizer.__getstate__
         if isinstance(obj, torch.optim.Optimizer) and type(obj).__getstate__ is saved:
             state = {name: value for name, value in vars(obj).items() if not hasattr(type(obj), name)}
             return copyreg.__newobj__, (type(obj),), state  # type: ignore[attr-defined]
-        return (_find_operator, ()) if obj is torch.ops else super().reducer_override(obj)
-
-
-def _find_operator(*path: str) -> object:
-    return functools.reduce(getattr, path, torch.ops)
+        return reduce_operator(obj) or super().reducer_override(obj)
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ class World:
         for undo in (*self._undo, *(self._undo_hooks if hooks else ())):
             undo()
         copiers = {inference: StorageCopier(double=double, device=device) for inference in (False, True)}
-        for kept in sorted(self._kept, key=lambda kept: is_wrapper(kept.tensor)):  # what they are made of comes first
+        for kept in self._kept:
             kept.write_back(lambda values: copiers[torch.is_inference_mode_enabled()](values).detach())
         for replica in self._replicas:
             _renew_reducer(replica)
@@ -281,8 +281,9 @@ def _read_data(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _list_held(reached: ReachedObjects) -> list[torch.Tensor]:
-    """The tensors of the program and of what distributes it, each followed by those that it is made of, once."""
+    """The tensors of the program and of what distributes it, each behind those that it is made of, once."""
     held: dict[int, torch.Tensor] = {}
     for tensor in (*reached.tensors.values(), *reached.buffers):
-        held |= {id(each): each for each in (tensor, *(inner for _, inner in list_wrapped("", tensor)))}
+        parts = [inner for _, inner in list_wrapped("", tensor)]
+        held |= {id(each): each for each in (*reversed(parts), tensor)}
     return list(held.values())
