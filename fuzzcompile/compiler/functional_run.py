@@ -21,7 +21,7 @@ from fuzzcompile.model.facts import facts
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.device import seed_everything
 from fuzzcompile.run.metrics import have_same_values
-from fuzzcompile.run.tensors import copy_tree, is_wrapper_class, share_storage
+from fuzzcompile.run.tensors import copy_tree, is_wrapper, is_wrapper_class, share_storage
 from fuzzcompile.run.transforms import leave_transforms
 
 __watches_calls__ = True  # the frames of its mode stand between a call and the program that makes it
@@ -167,7 +167,9 @@ def find_lossy_views(snapshot: Snapshot, inputs: Sequence[object]) -> list[str]:
     def write_back(replayer: GraphReplayer, node: fx.Node, run: Callable[[], object]) -> object:
         value, first = run(), node.args[0] if node.op.startswith("call") and node.args else None
         base = replayer.env.get(first) if isinstance(first, fx.Node) else None
-        if tools and isinstance(value, torch.Tensor) and isinstance(base, torch.Tensor) and value is not base:
+        if tools is None or is_wrapper(value):
+            return value
+        if isinstance(value, torch.Tensor) and isinstance(base, torch.Tensor) and value is not base:
             lossy.extend([node.name] if share_storage(value, base) and _is_lossy(tools, replayer, node) else [])
         return value
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import functools
 import importlib
+import inspect
 import operator
 import re
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Protocol, TypeGuard
 
 import torch
@@ -160,7 +163,12 @@ CallTarget = Callable[..., object] | str
 
 def is_function(call: CallTarget) -> TypeGuard[Callable[..., object]]:
     """Return whether dynamo's own ``disallow_in_graph`` can leave the call to eager mode."""
-    return not isinstance(call, str) and not _is_operator(call)
+    return not isinstance(call, str) and not _is_operator(call) and not _is_method(call)
+
+
+def _is_method(call: object) -> TypeGuard[FunctionType]:
+    """Return whether a call is of a method written in Python, which dynamo handles by itself if it knows it."""
+    return isinstance(call, FunctionType) and "." in call.__qualname__ and "<locals>" not in call.__qualname__
 
 
 def _is_operator(call: object) -> bool:
@@ -241,15 +249,21 @@ def resolve_call(function: Callable[..., object]) -> CallTarget:
 @contextlib.contextmanager
 def break_graph_at(calls: Sequence[CallTarget]) -> Iterator[None]:
     """Have dynamo break the graph at these functions inside the block, where it puts them into graphs."""
-    honoured = [call for call in calls if is_function(call)]
-    if not honoured:
+    with contextlib.ExitStack() as stack:
+        for method in filter(_is_method, calls):
+            stack.enter_context(_leave_method(method))
+        if honoured := list(filter(is_function, calls)):
+            stack.enter_context(_disallow(honoured))
         yield
-        return
+
+
+@contextlib.contextmanager
+def _disallow(functions: Sequence[Callable[..., object]]) -> Iterator[None]:
     rules = importlib.import_module("torch._dynamo.trace_rules")
     tables = [getattr(rules, name, None) for name in _FACTS.special_functions]
     known = [(table, set(table())) for table in tables if table is not None]
     try:
-        for function in honoured:
+        for function in functions:
             with contextlib.suppress(RuntimeError, AssertionError):
                 torch._dynamo.disallow_in_graph(function)
         yield
@@ -260,6 +274,17 @@ def break_graph_at(calls: Sequence[CallTarget]) -> Iterator[None]:
                 table.remove(added)
             for removed in ids - now:
                 table.add(removed)
+
+
+@contextlib.contextmanager
+def _leave_method(method: FunctionType) -> Iterator[None]:
+    """Have dynamo trace a method neither where it is called nor, behind a break there, by itself."""
+    owner = _resolve(_find_public_module(method), method.__qualname__.rpartition(".")[0])
+    left: Any = torch._dynamo.disable(method)  # type: ignore[no-untyped-call]
+    if isinstance(inspect.getattr_static(owner, method.__name__, None), staticmethod):
+        left = staticmethod(left)
+    with replace_attribute(owner, method.__name__, left):
+        yield
 
 
 # Captured calls of the user's program behind the place where a rewrite applied.
@@ -312,6 +337,18 @@ def find_numpy_name(node: fx.Node) -> str | None:
 
 def find_public_name(function: object) -> str | None:
     """The function's name in torch's public modules; None for operators of Python and whatever has none."""
-    name = getattr(function, "__name__", "")
-    homes = (home for home in _HOMES if getattr(importlib.import_module(home), name, None) is function)
-    return next((f"{home}.{name}" for home in homes if name), None)
+    name, homes = getattr(function, "__name__", ""), list(_HOMES)
+    if _is_method(function):
+        name, homes = function.__qualname__, [_find_public_module(function)]
+    found = (f"{home}.{name}" for home in homes if _resolve(home, name) is function)
+    return next(found, None) if name else None
+
+
+def _find_public_module(function: FunctionType) -> str:
+    """The module from which users import the class of a method, be it written in a private one."""
+    return function.__module__.partition("._")[0]
+
+
+def _resolve(module: str, path: str) -> object:
+    found: object = importlib.import_module(module)
+    return functools.reduce(lambda owner, name: getattr(owner, name, None), path.split("."), found)

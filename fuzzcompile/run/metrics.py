@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from fuzzcompile.model.thresholds import ALWAYS_ALLOWED, LEAST_SLICE, ROUNDING_FACTOR
+from fuzzcompile.run.sharded_tensors import read_part
 from fuzzcompile.run.tensors import densify, is_inexact
 
 # torch.testing.assert_close: (rtol, atol) by dtype.
@@ -62,7 +63,11 @@ def exact_distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 def have_same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Return whether two tensors have one shape, one dtype and the same values; NaNs are alike."""
+    """Return whether two tensors have one shape, one dtype and the same values; NaNs are alike.
+
+    Of a ``DTensor`` only the part that is here is compared: the other processes may do something else.
+    """
+    first, second = read_part(first), read_part(second)
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
     # torch.equal supports neither float8 nor complex32.

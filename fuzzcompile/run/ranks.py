@@ -14,7 +14,6 @@ import os
 import pickle
 import re
 import socket
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -28,6 +27,7 @@ from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.model.judge_task import NamedFunction
 from fuzzcompile.run.case import Case, CompileSettings, GradMode
 from fuzzcompile.run.observation import Failure, Observation, Value
+from fuzzcompile.run.sharded_tensors import is_in_group
 from fuzzcompile.run.tensors import reduce_operator
 from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
@@ -125,10 +125,9 @@ def prepare_group(source: str) -> None:
 
 def leave_group() -> None:
     """End the group of processes that a script has formed, if there is one."""
-    loaded = sys.modules.get("torch.distributed")
-    if loaded is not None and loaded.is_available() and loaded.is_initialized():
+    if is_in_group():
         with contextlib.suppress(RuntimeError):  # another process is gone
-            loaded.destroy_process_group()
+            torch.distributed.destroy_process_group()
 
 
 # Calls that all ranks make.
@@ -159,20 +158,22 @@ class Leader:
     lost: str | None = None
     _answers: list[Observation] = field(default_factory=list)
 
-    @contextlib.contextmanager
-    def lead(self, order: Order) -> Iterator[None]:
-        """Have the other ranks run an order while the block runs it here, and keep what they saw.
+    def lead(self, order: Order) -> contextlib.AbstractContextManager[None]:
+        """Have the other ranks run an order, as it is now, while the block runs it here, and keep what they saw.
 
         Raises:
             RankLost: one of them is gone, or raised what its program did not.
             NotOnAllRanks: the order cannot be sent.
         """
         try:
-            sent = _pickle(order)
+            return self._lead(_pickle(order))
         except Exception as error:  # whatever the pickler of an argument raises
             raise NotOnAllRanks(
                 f"{order.function} cannot be asked of other processes: {describe_error(error)}"
             ) from error
+
+    @contextlib.contextmanager
+    def _lead(self, sent: bytes) -> Iterator[None]:
         if self.lost is not None:
             raise RankLost(self.lost)
         for rank, line in enumerate(self.lines, 1):
@@ -301,18 +302,17 @@ def check_company() -> None:
         raise NotOnAllRanks("a run of this process alone: the others would be waited for in vain")
 
 
-@contextlib.contextmanager
-def on_all_ranks(function: str, case: Case, *args: object, **options: object) -> Iterator[None]:
+def on_all_ranks(
+    function: str, case: Case, *args: object, **options: object
+) -> contextlib.AbstractContextManager[None]:
     """Have the other ranks call ``function`` (``module:name``) while the block does the same here.
 
     What they saw is in :func:`merge_ranks` afterwards. Without other ranks, or within such a block, it does nothing.
     """
     leader = _company.leader
     if leader is None or leader.leads:
-        yield
-        return
-    with leader.lead(Order(function, case.grad, case.backward, case.settings, args, options)):
-        yield
+        return contextlib.nullcontext()
+    return leader.lead(Order(function, case.grad, case.backward, case.settings, args, options))
 
 
 def merge_ranks(own: Observation) -> Observation:

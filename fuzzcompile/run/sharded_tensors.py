@@ -39,11 +39,15 @@ def read_part(value: T) -> T | torch.Tensor:
     return value._local_tensor if is_sharded(value) else value
 
 
+def is_in_group() -> bool:
+    """Return whether this process has formed a group with others, or by itself."""
+    loaded = sys.modules.get("torch.distributed")
+    return loaded is not None and loaded.is_available() and bool(loaded.is_initialized())
+
+
 def find_rank() -> int:
     """The rank of this process among those that run the program; 0 without others."""
-    loaded = sys.modules.get("torch.distributed")
-    formed = loaded is not None and loaded.is_available() and loaded.is_initialized()
-    return int(loaded.get_rank()) if loaded is not None and formed else 0
+    return torch.distributed.get_rank() if is_in_group() else 0
 
 
 def read_values(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -364,7 +365,10 @@ def copy_tree(
 
 
 def share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Return whether two strided tensors that have elements lie in one storage."""
+    """Return whether two strided tensors that have elements lie in one storage, or parts of which they are made do."""
+    if is_wrapper(first) or is_wrapper(second):
+        parts = ([part for _, part in list_wrapped("", whole)] or [whole] for whole in (first, second))
+        return any(itertools.starmap(share_storage, itertools.product(*parts)))
     if first.layout != torch.strided or second.layout != torch.strided or not first.numel() or not second.numel():
         return False
     return first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()

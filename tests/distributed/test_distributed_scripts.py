@@ -34,17 +34,21 @@ class Plant:
 
 PLANTS = {
     "all_gather_backward": Plant("sequence", "lowering", "all_gather_into_tensor"),
-    "all_reduce_nothing": Plant("tp_mlp", None),
+    "all_reduce_nothing": Plant("tp_mlp", "lowering", "all_reduce_"),
     "bucket_order": Plant("buckets", "post_grad", "bucket_all_gathers"),
+    "comm_raised": Plant("reread", "scheduler", "order of collectives"),
+    "exchange_kept": Plant("exchange", "lowering", "all_to_all_single"),
+    "gathered_reversed": Plant("sequence", "functionalization", "redistribute"),
+    "reduction_summed": Plant("in_place", "dynamo", "all_reduce"),
     "bucket_swap": Plant("buckets", "post_grad", "bucket_all_reduce"),
-    "ddp_split": Plant("ddp_buckets", None),
+    "ddp_split": Plant("ddp_buckets", "dynamo", "split of a graph for DDP"),
     "from_local": Plant("tp_mlp", None),
-    "partial_kept": Plant("tp_mlp", None),
-    "rank_1": Plant("two_d", None),
+    "partial_kept": Plant("tp_mlp", "functionalization", "redistribute"),
+    "rank_1": Plant("two_d", "lowering", "relu"),
     "reduce_scatter_op": Plant("funcol", "lowering", "reduce_scatter_tensor"),
     "reinplaced": Plant("reread", "post_grad", "reinplace_inplaceable_ops"),
-    "wait_dropped": Plant("funcol", None),
-    "wait_sunk": Plant("reread", None),
+    "wait_dropped": Plant("funcol", "lowering", "wait_tensor"),
+    "wait_sunk": Plant("reread", "scheduler", "order of collectives"),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -17,7 +18,7 @@ from fuzzcompile.compiler.kernels.loop_body import NotEvaluable, find_compute_dt
 from fuzzcompile.compiler.watch.ledger import GraphCall, LoweredGraph
 from fuzzcompile.model.errors import describe_error
 from fuzzcompile.run.device import seed_everything
-from fuzzcompile.run.tensors import copy_tree
+from fuzzcompile.run.tensors import copy_tree, name_collective
 from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class GraphEvaluation:
         self.generator = None if noise_seed is None else torch.Generator().manual_seed(noise_seed)
         self.stored: dict[str, StoredBuffer] = {}
         self._open: set[str] = set()  # buffers that no kernel stored, and whose bits are open
+        self._promised: dict[str, torch.Tensor] = {}  # what a collective gives, by buffer, until it is waited for
         self.symbols: dict[object, object] = {}
         self._flat: dict[str, torch.Tensor] = {}
         self._unknown: dict[str, str] = {}
@@ -98,7 +100,9 @@ class GraphEvaluation:
         if not hasattr(value, "make_loader") or not hasattr(value, "get_size"):
             raise NotEvaluable(f"{name} is no tensor of the IR")
         self._advance(self.lowered.marks.get(name, 0))
-        with self._install_handlers():
+        node = self.lowered.find_node(self.lowered.find_producer(name))
+        promises = node is not None and _is_promising(node.target)
+        with self._install_handlers(), self._keep_promises() if promises else contextlib.nullcontext():
             result = run_loop(value.make_loader(), self._evaluate_sizes(value.get_size()), (), self)
         if not isinstance(result, torch.Tensor):
             raise NotEvaluable(f"{name} gives {type(result).__name__}")
@@ -180,6 +184,10 @@ class GraphEvaluation:
             self._follow(name, loop=type(operation).__name__ == "ComputedBuffer", reads_unknown=reads_unknown)
 
     def _compute(self, operation: Operation, names: Sequence[str]) -> None:
+        if name_collective(getattr(operation, "op_overload", None)) is not None:
+            with contextlib.suppress(*NOT_FOLLOWED):
+                self._communicate(operation, names)
+                return
         try:
             if self._run(operation):
                 return
@@ -189,6 +197,42 @@ class GraphEvaluation:
         mutated = [str(name) for name in getattr(operation, "get_mutation_names", list)()]
         for name in dict.fromkeys([*names, *mutated]):
             self._take(name, reason, replaced=name in mutated)
+
+    def _communicate(self, operation: Any, names: Sequence[str]) -> None:
+        """Take the results of a collective from the interpreter, to be read once they are waited for; or wait for them.
+
+        Until then their buffers hold nonsense: a program that reads them earlier may be right on one machine.
+        """
+        mutated = {out.get_name(): self._find_root(out.get_mutation_names()[0]) for out in operation.mutation_outputs}
+        if not _is_promising(operation.op_overload):
+            for name, root in mutated.items():
+                promised = self._promised.pop(root, None)
+                if self._as_run and name in self._written:
+                    self._view_buffer(self._flat[root], root).copy_(self._written[name][1])
+                elif promised is not None:
+                    self._flat[root].copy_(promised)
+            return
+        results = self._given[next(node.name for node in operation.origins if _is_promising(node.target))]
+        if not mutated and not isinstance(results, torch.Tensor):
+            return  # each of them is an operation of its own
+        roots = list(mutated.values()) or names
+        for root, value in zip(roots, results if isinstance(results, (list, tuple)) else [results], strict=True):
+            flat = self._flat[root] = self._flat.get(root, self._allocate(root))
+            self._view_buffer(flat, root).copy_(value)
+            self._promised[root] = flat.clone()
+            flat.copy_(torch.full_like(flat, math.nan) if flat.is_floating_point() else ~flat)
+
+    @contextlib.contextmanager
+    def _keep_promises(self) -> Iterator[None]:
+        """Have buffers hold in the block what collectives will have written there once they are waited for."""
+        before = {root: self._flat[root].clone() for root in self._promised}
+        try:
+            for root, value in self._promised.items():
+                self._flat[root].copy_(value)
+            yield
+        finally:
+            for root, value in before.items():
+                self._flat[root].copy_(value)
 
     def _follow(self, name: str, *, loop: bool, reads_unknown: bool) -> None:
         """Go on with what a kernel stored in a buffer."""
@@ -326,6 +370,11 @@ def _probe_free_indexing() -> str | None:
 
 
 FREE_INDEXING = ReplacedAttribute("torch._inductor.ir", "FlexibleLayout.allow_indexing", probe=_probe_free_indexing)
+
+
+def _is_promising(target: object) -> bool:
+    """Return whether an operator is a collective, whose results are not there before they are waited for."""
+    return name_collective(target) not in (None, "wait_tensor")
 
 
 def map_buffers_to_nodes(lowered: LoweredGraph) -> dict[str, str]:

@@ -14,6 +14,7 @@ import torch
 from fuzzcompile.compiler.kernels.loop_body import LARGEST_SPACE, IndexOperators, NotEvaluable
 from fuzzcompile.compiler.watch.ledger import Kernel, LoweredGraph
 from fuzzcompile.compiler.watch.rule_labels import find_source
+from fuzzcompile.run.tensors import name_collective
 
 if TYPE_CHECKING:
     from torch._inductor.loop_body import LoopBody
@@ -188,6 +189,20 @@ def reads_what_it_writes(lowered: LoweredGraph, scheduled: Sequence[LoopNode]) -
         if left == right
     )
     return any(_is_decided_by_data(first, second) or _is_crossed(first, second) for first, second in pairs)
+
+
+def find_collective(kernel: Kernel) -> str | None:
+    """The name of the collective operator that a kernel is the call of; None for other kernels."""
+    called = (getattr(getattr(node, "node", None), "op_overload", None) for node in kernel.scheduled)
+    return next(filter(None, map(name_collective, called)), None)
+
+
+def find_early_read(lowered: LoweredGraph) -> Kernel | None:
+    """The first kernel that reads what a later one writes: a collective's result before the wait for it, say."""
+    loops = [(kernel, loop) for kernel in lowered.kernels for node in kernel.scheduled for loop in node.get_nodes()]
+    writer = {buffer.get_name(): kernel.number for kernel, loop in loops for buffer in loop.get_outputs()}
+    reads = ((kernel, name) for kernel, loop in loops for name, _ in _list_accesses(loop, "reads", {}))
+    return next((kernel for kernel, name in reads if writer.get(name, -1) > kernel.number), None)
 
 
 def _is_decided_by_data(*accesses: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from fuzzcompile.compiler.kernels.kernel_loops import compute_in_scalars
+from fuzzcompile.compiler.kernels.kernel_loops import compute_in_scalars, find_collective
 from fuzzcompile.compiler.kernels.lowering_control import (
     Control,
     find_call,
@@ -78,7 +78,8 @@ def after_kernel(key: int, number: int, variables: dict[str, object]) -> None:
                 if call.kept <= KEPT_BYTES:
                     kept = value.detach().clone()
                     call.written[number, name] = kept
-                    call.last[variable] = number, kept
+                    if find_collective(lowered.kernels[number]) in (None, "wait_tensor"):  # else it is still at work
+                        call.last[variable] = number, kept
 
     _watch_execution(key, keep)
 

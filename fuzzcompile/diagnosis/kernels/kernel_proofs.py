@@ -8,10 +8,15 @@ from dataclasses import replace
 
 from torch import fx
 
-from fuzzcompile.compiler.compile_changes import CompileChange, CompilerFlags, InductorSettings, Lowered
+from fuzzcompile.compiler.compile_changes import CompileChange, CompilerFlags, DynamoSettings, InductorSettings, Lowered
 from fuzzcompile.compiler.kernels import kernel_patches
 from fuzzcompile.compiler.kernels.ir_evaluation import is_lowered_to_view
-from fuzzcompile.compiler.kernels.kernel_loops import check_dependences, find_definition, reads_what_it_writes
+from fuzzcompile.compiler.kernels.kernel_loops import (
+    check_dependences,
+    find_definition,
+    find_early_read,
+    reads_what_it_writes,
+)
 from fuzzcompile.compiler.kernels.lowering_control import (
     EVERYTHING,
     UNCHANGED,
@@ -22,6 +27,7 @@ from fuzzcompile.compiler.kernels.lowering_control import (
     parse_operator,
 )
 from fuzzcompile.compiler.operators.decompositions import get_operator_family, is_mutating, is_view
+from fuzzcompile.compiler.session import get_effective_setting
 from fuzzcompile.compiler.watch.ledger import LoweringFailure
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Divergence
 from fuzzcompile.diagnosis.kernels.code_generators import LOOPS, CodeGenerator, CodeSource
@@ -30,8 +36,9 @@ from fuzzcompile.diagnosis.stages.ways import Stage, Suspect
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
-from fuzzcompile.model.stages import CODEGEN, LOWERING, POST_GRAD, RUNTIME, SCHEDULER
+from fuzzcompile.model.stages import CODEGEN, DYNAMO, LOWERING, POST_GRAD, RUNTIME, SCHEDULER
 from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.run.tensors import name_collective
 
 _MAX_BISECTION = 6  # halvings, and tries one by one
 
@@ -59,6 +66,42 @@ def search_behind_graphs(stages: Sequence[Stage], ablator: Ablator) -> Attributi
             return doubtful if stage.name == RUNTIME and doubtful is not None else attribution
         doubtful = attribution or doubtful
     return doubtful
+
+
+def prove_decision(
+    ablator: Ablator, details: DetailsJson, *, ordered: bool = False, tracing: bool = False
+) -> Attribution | None:
+    """The first decision about memory or order that a setting switches off, and without which the program is right.
+
+    ``ordered``: without it kernels also have to read what earlier ones wrote. ``tracing``: decisions of dynamo's about
+    what becomes a graph are meant.
+    """
+    settings = ablator.experiments.case.settings
+    for decision in (each for each in facts().decisions.values() if (each.stage == DYNAMO) == tracing):
+        off = decision.without.items()
+        if not tracing and all(get_effective_setting(settings, ablator.how, key) == value for key, value in off):
+            continue
+        without = DynamoSettings(dict(off)) if tracing else InductorSettings(dict(off), needs_code=True)
+        trial, repaired = ablator.attempt_under(without, watched=ordered)
+        if repaired and not (ordered and any(map(find_early_read, trial.ledger.lowered))):
+            place = find_definition(decision.place)
+            culprit = Culprit(decision.stage, None, decision.name, decision.name, (), *place, necessary=True)
+            return Attribution(replace(culprit, details=details))
+    return None
+
+
+def prove_early_read(ablator: Ablator) -> Attribution | None:
+    """The decision by which a kernel of a graph with collectives comes before what writes its input; None if none is.
+
+    Where a wait comes too late, what is read is a matter of time, so that more than the result has to be right.
+    """
+    records = (record for frame in ablator.trial.ledger.frames for record in frame.records)
+    calls = (target for record in records for target in record.snapshots[-1].called_targets)
+    if ablator.screens or not any(map(name_collective, calls)):
+        return None
+    watched = ablator.run_trial(replace(ablator.how, kernels=True, record=True))
+    early = next(filter(None, map(find_early_read, watched.ledger.lowered)), None)
+    return None if early is None else prove_decision(ablator, {"kernel": early.name}, ordered=True)
 
 
 def list_kernel_suspects(stage: str, divergence: Divergence, *, overwritten: tuple[str, ...] = ()) -> list[Suspect]:

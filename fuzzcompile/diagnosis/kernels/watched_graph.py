@@ -207,8 +207,8 @@ class WatchedGraph:
         return self._values[double, noise_seed]
 
     def evaluate(self, *, double: bool, noise_seed: int | None = None, as_run: bool = False) -> GraphEvaluation:
-        """The IR, in the same ways; ``as_run``: on the random numbers that the compiled graph drew, if it draws any."""
-        key = (double, noise_seed, as_run and self.draws)
+        """The IR, in the same ways; ``as_run``: on what the compiled graph drew, and what other processes sent it."""
+        key = (double, noise_seed, as_run and (self.draws or self.imitates_ranks))
         if key not in self._evaluations:
             given = self.interpret(double=double, noise_seed=noise_seed)
             how: dict[str, Any] = {"double": double, "noise_seed": noise_seed, "as_run": key[-1]}
@@ -219,6 +219,11 @@ class WatchedGraph:
     def draws(self) -> bool:
         """Return whether the graph draws random numbers, which differ from run to run."""
         return bool(list_random_calls(self.lowered.snapshot))
+
+    @property
+    def imitates_ranks(self) -> bool:
+        """Return whether other processes took part in the run that were imitated when the graph was interpreted."""
+        return is_led() and any(name_collective(target) for target in self.lowered.snapshot.called_targets)
 
     def find_first_refused(self) -> str | None:
         """The first node at which the interpreted graph raises; None if it runs."""

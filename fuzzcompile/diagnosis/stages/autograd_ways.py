@@ -44,7 +44,7 @@ from fuzzcompile.model.stages import DECOMPOSITION, FUNCTIONALIZATION, JOINT_GRA
 from fuzzcompile.model.thresholds import OTHER_NUMBERS, SEMANTIC_STEP
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run.code_files import get_module_file
-from fuzzcompile.run.tensors import list_significant_strides
+from fuzzcompile.run.tensors import is_wrapper, list_significant_strides
 
 _MOST_WRITES = 4  # that are left to eager mode together
 _RUN = "a run of dynamo's graph by itself"
@@ -478,6 +478,8 @@ def _word_functional(
     if through is not None:
         details["written through"] = through[1].name
     culprit = Culprit.from_operator(FUNCTIONALIZATION, str(operator) if operator is not None else None)
+    if named is not None and is_wrapper(plain.values.get(named.name)):  # whose operators are those of its parts
+        culprit = Culprit(FUNCTIONALIZATION, None, _name_call(named), _name_call(named).rpartition(".")[2])
     if node is not None:
         culprit = replace(culprit, nodes=(node.name,), site=find_location([node]))
     written = None if node is None else plain.values.get(node.name)

@@ -513,11 +513,9 @@ def prove_flawed_program(ablator: Ablator) -> Attribution | None:
     if statement is None and not planning:
         return None
     shown: DetailsJson = {"statement": statement or ""}
-    for decision in facts().decisions.values():
-        if ablator.attempt_under(InductorSettings(decision.without, needs_code=True))[1]:
-            place, details = find_definition(decision.place), DetailsJson() if statement is None else shown
-            culprit = Culprit(decision.stage, None, decision.name, decision.name, (), *place, necessary=True)
-            return Attribution(replace(culprit, details=details))
+    decided = proofs.prove_decision(ablator, DetailsJson() if statement is None else shown)
+    if decided is not None:
+        return decided
     unnamed = Culprit(CODEGEN, None, None, UNKNOWN, confidence="low", details=shown)
     return Attribution(unnamed) if statement is not None else None
 

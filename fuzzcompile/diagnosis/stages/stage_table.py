@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 from typing import NamedTuple
 
 from fuzzcompile.compiler.compile_changes import CAPTURE_ONLY, TRACE_ONLY
+from fuzzcompile.compiler.watch.ledger import Ledger, Snapshot
 from fuzzcompile.compiler.watch.unseen import Unseen, get_gathered
-from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution
-from fuzzcompile.diagnosis.kernels.kernel_proofs import prove_templates, search_behind_graphs
+from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit
+from fuzzcompile.diagnosis.kernels.kernel_proofs import (
+    prove_decision,
+    prove_early_read,
+    prove_templates,
+    search_behind_graphs,
+)
 from fuzzcompile.diagnosis.operators import operator_ways as operators
 from fuzzcompile.diagnosis.stages import autograd_ways, backend_stages, graph_ways, tracing_ways
 from fuzzcompile.diagnosis.stages.compiling_branches import prove_compiling_branch
@@ -21,6 +28,7 @@ from fuzzcompile.diagnosis.stages.ways import Found, SideBySide, Stage, Way, dou
 from fuzzcompile.model import stages
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run.ranks import NotOnAllRanks
+from fuzzcompile.run.sharded_tensors import is_in_group
 
 # Stages whose input is run beside what they make of it, each way in the order of looking.
 _LOST, _OPERATORS, _KERNELS = operators.LOST_CHECKS, operators.OPERATORS, operators.KERNELS
@@ -112,6 +120,13 @@ def _prove_suspected_instruction(ablator: Ablator) -> Attribution | None:
     return prove_instruction(ablator, doubts=False) if DYNAMO.suspects(ablator) else None
 
 
+def _prove_split(ablator: Ablator) -> Attribution | None:
+    """Find how dynamo splits a graph of several processes, where dynamo alone is wrong."""
+    if not is_in_group() or ablator.is_repaired_by(CAPTURE_ONLY, record=False):
+        return None
+    return prove_decision(ablator, {}, tracing=True)
+
+
 def _prove_first(way: Way, *, proves_values: bool = False) -> Prove:
     """Find what parts first by a way, proved where a compile can do without it; of wrong values perhaps only then."""
 
@@ -152,6 +167,7 @@ ORDER: tuple[SearchStep, ...] = (
     SearchStep(Shows.IN_GRAPHS, partial(operators.prove_operators, certain=False)),
     # Of what is wrong in Python, the operator that it reaches is told apart too.
     SearchStep(Shows.IN_GRAPHS, _prove_symbol),
+    SearchStep(Shows.IN_GRAPHS, _prove_split),
     SearchStep(Shows.IN_GRAPHS, _prove_suspected_instruction),
     SearchStep(Shows.IN_GRAPHS, _prove_stage(DYNAMO)),
     SearchStep(Shows.IN_GRAPHS, _prove_stage(FUNCTIONALIZATION)),
@@ -166,6 +182,7 @@ ORDER: tuple[SearchStep, ...] = (
     SearchStep(Shows.IN_CODE, graph_ways.prove_repeated_outputs),
     SearchStep(Shows.IN_CODE, prove_templates),
     SearchStep(Shows.IN_CODE, backend_stages.prove_output_strides),
+    SearchStep(Shows.IN_CODE, prove_early_read),
     SearchStep(Shows.IN_CODE, partial(search_behind_graphs, BACKEND_STAGES)),
     SearchStep(Shows.IN_CODE, backend_stages.prove_vectors),
     SearchStep(Shows.UNPROVED, partial(prove_rewrites, ground=Ground.SHARED_MEMORY)),
@@ -192,13 +209,31 @@ def look_around_rewrites(ablator: Ablator) -> Attribution | None:
         return attribution
     # What no compile can do without, and whose IR is wrong: a rewrite may be no more than what it takes to show that.
     doubted = attribution.culprit if attribution is not None else None
-    shown = doubted is not None and doubted.necessary is None and doubted.details.get("shown_in_float64")
-    if doubted is not None and shown and (at_call := prove_at_call(ablator, Found(doubted))) is not None:
+    if doubted is not None and (doubted.necessary is not None or not doubted.details.get("shown_in_float64")):
+        doubted = None
+    if doubted is not None and (at_call := prove_at_call(ablator, Found(doubted))) is not None:
         return at_call
-    named = look_in_order(ablator, Shows.UNPROVED) or attribution
+    named = look_in_order(ablator, Shows.UNPROVED)
+    if doubted is not None and named is not None and _brings_in(ablator.trial.ledger, named, doubted):
+        return Attribution(replace(doubted, necessary=True))
+    named = named or attribution
     if named is None or (named.culprit is not None and named.culprit.stage == stages.RUNTIME):
         return look_in_order(ablator, Shows.UNSUSPECTED) or named
     return named
+
+
+def _brings_in(ledger: Ledger, named: Attribution, doubted: Culprit) -> bool:
+    """Return whether a rewrite, by whose absence a compile is right, puts the operator that is in doubt in a graph."""
+    culprit, operator = named.culprit, doubted.rewrite
+
+    def calls(snapshot: Snapshot) -> bool:
+        return any(str(target) == operator for target in snapshot.called_targets)
+
+    return culprit is not None and any(
+        calls(record.snapshots[rewrite.after]) and not calls(record.snapshots[rewrite.before])
+        for _, record, rewrite in ledger.list_rewrites()
+        if (rewrite.label.stage, rewrite.label.rewrite) == (culprit.stage, culprit.rewrite)
+    )
 
 
 def look_at_sides(ablator: Ablator) -> Attribution | None:

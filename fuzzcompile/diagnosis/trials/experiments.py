@@ -264,8 +264,9 @@ class Experiments:
         self._prepare()
         start = time.perf_counter()
         self.counts.add(how)
+        elsewhere = _run_on_all_ranks(self.case, how)  # functions are sent as they are without the session
         with open_session(self.case.settings, how) as session:
-            with _run_on_all_ranks(self.case, how):
+            with elsewhere:
                 samples = bool(self.runs.draws) and not is_led()  # seeded runs are made by one process
                 compiled = CompiledProgram.compile(self.runs, session, keeps=samples)
                 observation = compiled.observe()
