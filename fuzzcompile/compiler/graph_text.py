@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +13,10 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._dtype_abbrs import dtype_abbrs
 
-from fuzzcompile.compiler.watch.ledger import Snapshot
+from fuzzcompile.compiler.watch.ledger import Ledger, Snapshot
 from fuzzcompile.compiler.watch.rule_labels import find_user_line
 from fuzzcompile.model.culprit_contract import MatchedLineJson
+from fuzzcompile.run.tensors import name_collective
 
 _CONTEXT = 2  # unchanged lines around a change
 _LONGEST = 200  # characters of a line
@@ -114,3 +116,36 @@ def _format_node_type(node: fx.Node) -> str:
     if not found:
         return ""
     return f": {found[0]}" if isinstance(value, torch.Tensor) else f": ({', '.join(found)})"
+
+
+# Collectives of the graphs of one rank beside those of another, which have to be the same.
+
+Collective = tuple[str, str]
+"""A collective as ``all_reduce: f32[8, 16], 'sum'``, and the direction of its graph."""
+
+
+def list_collectives(ledger: Ledger) -> list[Collective]:
+    """The collectives of all graphs, as the last pass left them, in order."""
+    last = {(frame.index, record.direction): record for frame in ledger.frames for record in frame.records}
+    return [
+        (_format_collective(node), record.direction)
+        for record in last.values()
+        for node in (record.snapshots[-1].graph.nodes if record.snapshots else ())
+        if name_collective(node.target) not in (None, "wait_tensor")
+    ]
+
+
+def _format_collective(node: fx.Node) -> str:
+    # A group, which is the last argument, has another name in each part of a mesh.
+    plain = (_format_argument(value) for value in node.args[:-1] if isinstance(value, (str, int)))
+    return ", ".join([f"{name_collective(node.target)}{_format_node_type(node)}", *plain])
+
+
+def compare_collectives(ours: Sequence[Collective], theirs: Sequence[Collective], rank: int) -> str | None:
+    """Where the collectives of another rank's graphs part from the first one's, in a sentence; None if nowhere."""
+    pairs = itertools.zip_longest(ours, theirs)
+    parted = next(((own, other) for own, other in pairs if own != other), None)
+    if parted is None:
+        return None
+    own, other = (f"{each[0]} ({each[1]} graph)" if each is not None else "no collective" for each in parted)
+    return f"The graphs of the ranks part: rank {rank} calls {other} where rank 0 calls {own}."

@@ -214,7 +214,7 @@ class JudgedTrial:
         failure = experiments.runs.reference.failure
         if failure is not None and experiments.runs.eager.failure is None:
             yield f"{NO_REFERENCE}, compared with eager alone: it raises {failure}"
-        yield from filter(None, (trial.judgement.note, "" if self.side is None else self.side.note))
+        yield from filter(None, (trial.judgement.note, "" if self.side is None else self.side.note, trial.parted))
         yield from format_unseen(unseen)
         if attribution.cut_off:
             yield _CUT_OFF

@@ -145,6 +145,13 @@ class Order:
     options: Mapping[str, object]
 
 
+@dataclass(frozen=True)
+class _Raised:
+    """Answer of a rank whose order raised."""
+
+    message: str
+
+
 @dataclass
 class Leader:
     """The first process's side: the lines to the others, in the order of their ranks.
@@ -156,7 +163,8 @@ class Leader:
     explain: Callable[[int], str | None]
     leads: bool = False
     lost: str | None = None
-    _answers: list[Observation] = field(default_factory=list)
+    parted: bool = False  # they live, but run nothing together any more
+    _answers: list[Any] = field(default_factory=list)
 
     def lead(self, order: Order) -> contextlib.AbstractContextManager[None]:
         """Have the other ranks run an order, as it is now, while the block runs it here, and keep what they saw.
@@ -176,8 +184,7 @@ class Leader:
     def _lead(self, sent: bytes) -> Iterator[None]:
         if self.lost is not None:
             raise RankLost(self.lost)
-        for rank, line in enumerate(self.lines, 1):
-            self._talk(rank, functools.partial(line.send_bytes, sent))
+        self._send(sent)
         self.leads = True
         try:
             yield
@@ -186,16 +193,35 @@ class Leader:
             raise
         finally:
             self.leads = False
-        self._answers = [self._receive(rank, line) for rank, line in enumerate(self.lines, 1)]
+        self._answers = self._receive_all()
+
+    def ask(self, order: Order) -> list[Any]:
+        """Have the other ranks run an order that calls no collective, and return what it gives there.
+
+        Raises:
+            RankLost: one of them is gone.
+        """
+        if self.lost is not None and not self.parted:
+            raise RankLost(self.lost)
+        self._send(_pickle(order))
+        return self._receive_all()
+
+    def _send(self, sent: bytes) -> None:
+        for rank, line in enumerate(self.lines, 1):
+            self._talk(rank, functools.partial(line.send_bytes, sent))
+
+    def _receive_all(self) -> list[Any]:
+        return [self._receive(rank, line) for rank, line in enumerate(self.lines, 1)]
 
     def merge(self, own: Observation) -> Observation:
         """The observation of all ranks: values of the others are named after their rank."""
-        failed = [(rank, seen) for rank, seen in enumerate((own, *self._answers)) if seen.failure is not None]
+        everywhere: list[Observation] = [own, *self._answers]
+        failed = [(rank, seen) for rank, seen in enumerate(everywhere) if seen.failure is not None]
         if failed:
             rank, seen = failed[0]
             assert seen.failure is not None
             if len(failed) <= len(self._answers):  # the others may wait for it
-                self.lost = _describe_parting(rank, seen.failure)
+                self.lost, self.parted = _describe_parting(rank, seen.failure), True
             return replace(seen, values=())
         others = (
             replace(
@@ -206,13 +232,13 @@ class Leader:
         )
         return replace(own, values=(*own.values, *others))
 
-    def _receive(self, rank: int, line: Connection) -> Observation:
+    def _receive(self, rank: int, line: Connection) -> object:
         while not self._talk(rank, functools.partial(line.poll, 0.2)):
             if (why := self.explain(rank)) is not None:
                 self._lose(rank, why)
-        answer: Observation | str = pickle.loads(self._talk(rank, line.recv_bytes))
-        if isinstance(answer, str):
-            self._lose(rank, answer)
+        answer = pickle.loads(self._talk(rank, line.recv_bytes))
+        if isinstance(answer, _Raised):
+            self._lose(rank, answer.message)
         return answer
 
     def _talk(self, rank: int, talk: Callable[[], T]) -> T:
@@ -315,6 +341,23 @@ def on_all_ranks(
     return leader.lead(Order(function, case.grad, case.backward, case.settings, args, options))
 
 
+def ask_ranks(function: str, case: Case, *args: object) -> list[Any]:
+    """What ``function`` (``module:name``), which calls no collective, gives on each other rank, in their order.
+
+    Raises:
+        RankLost: one of them is gone.
+    """
+    leader = _company.leader
+    return [] if leader is None else leader.ask(Order(function, case.grad, case.backward, case.settings, args, {}))
+
+
+def explain_loss(why: str) -> None:
+    """Say more of why the ranks run nothing together any more, if they do not."""
+    leader = _company.leader
+    if leader is not None and leader.lost is not None:
+        leader.lost = f"{leader.lost} {why}"
+
+
 def merge_ranks(own: Observation) -> Observation:
     """The observation of all ranks in the block that has just ended, given that of this process."""
     leader = _company.leader
@@ -329,15 +372,17 @@ def follow(line: Connection, case: Case, device: torch.device) -> None:
 
 
 def _obey(order: Order, case: Case, device: torch.device) -> bytes:
-    """The pickled observation that an order makes, or a sentence on what it raised."""
+    """The pickled answer to an order, of observations what can be sent; or a sentence on what it raised."""
     try:
         asked = replace(case, grad=order.grad, backward=order.backward, settings=order.settings)
         made = NamedFunction(order.function)(asked, device, *order.args, **order.options)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # ours or torch's: the leader is told
-        return pickle.dumps(describe_error(error))
-    seen: Observation = made[0] if isinstance(made, tuple) else made
+        return pickle.dumps(_Raised(describe_error(error)))
+    seen = made[0] if isinstance(made, tuple) else made
+    if not isinstance(seen, Observation):
+        return pickle.dumps(made)
     if seen.failure is not None:  # of its places in the code, the leader needs none
         seen = replace(seen, failure=replace(seen.failure, chain=(), site=None))
     return pickle.dumps(replace(seen, values=tuple(filter(_can_be_sent, seen.values))))

@@ -38,6 +38,7 @@ PLANTS = {
     "bucket_order": Plant("buckets", "post_grad", "bucket_all_gathers"),
     "comm_raised": Plant("reread", "scheduler", "order of collectives"),
     "exchange_kept": Plant("exchange", "lowering", "all_to_all_single"),
+    "maximum_in_rank_1": Plant("funcol", None),
     "gathered_reversed": Plant("sequence", "functionalization", "redistribute"),
     "reduction_summed": Plant("in_place", "dynamo", "all_reduce"),
     "bucket_swap": Plant("buckets", "post_grad", "bucket_all_reduce"),

@@ -33,6 +33,7 @@ class Trial:
     sampled: tuple[str, ...] | None = None
     runtime: float | None = None  # seconds that a call of the compiled program takes; None unless ``how.timed``
     draws_others: bool = False  # draws other random numbers than eager, though promised eager's; right otherwise
+    parted: str | None = None  # where the graphs of several ranks call other collectives, in a sentence
 
 
 @dataclass

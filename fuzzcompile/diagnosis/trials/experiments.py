@@ -22,6 +22,7 @@ from fuzzcompile.compiler.compile_changes import (
     InductorSettings,
     WatchedInstructions,
 )
+from fuzzcompile.compiler.graph_text import Collective, compare_collectives, list_collectives
 from fuzzcompile.compiler.session import (
     Compilation,
     CompileSession,
@@ -32,6 +33,7 @@ from fuzzcompile.compiler.session import (
     open_session,
 )
 from fuzzcompile.compiler.target.target_process import current_target
+from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.diagnosis.oracle import random_streams
 from fuzzcompile.diagnosis.oracle.judgement import (
@@ -56,7 +58,7 @@ from fuzzcompile.run.case import Case
 from fuzzcompile.run.case_program import CaseProgram, build
 from fuzzcompile.run.observation import Failure, Observation
 from fuzzcompile.run.pool.worker import say
-from fuzzcompile.run.ranks import is_led, merge_ranks, on_all_ranks
+from fuzzcompile.run.ranks import ask_ranks, explain_loss, is_led, merge_ranks, on_all_ranks
 
 _COPIED_STATE = Unseen(
     "memory", "an AOTInductor package has copies of it", (RUNTIME,), "outputs that share the memory of parameters"
@@ -115,10 +117,29 @@ def run_compiled(of: CaseRuns, how: Compilation, counts: CompileCounts, *, doubl
     return run_compiled(of, how, counts, double=double) if of.refuses_kernels(session.ledger) else run
 
 
+_called: list[Collective] = []  # by the graphs of the last compile in this process, one of several
+
+
 def run_on_rank(case: Case, device: torch.device, how: Compilation, *, double: bool = False) -> Observation:
     """Compile and run the case as the first of several processes does at the same time."""
     with open_session(case.settings, how) as session:
-        return CompiledProgram.compile(CaseRuns(case, device), session, double=double).observe()
+        try:
+            return CompiledProgram.compile(CaseRuns(case, device), session, double=double).observe()
+        finally:
+            _called[:] = list_collectives(session.ledger)
+
+
+def list_called_on_rank(case: Case, device: torch.device) -> list[Collective]:
+    """The collectives in the graphs of the last compile in this process."""
+    return _called
+
+
+def _compare_ranks(case: Case, ledger: Ledger) -> str | None:
+    """Where the graphs of other ranks call other collectives than the first's, in a sentence; None if nowhere."""
+    others = ask_ranks(f"{__name__}:{list_called_on_rank.__name__}", case)
+    own = list_collectives(ledger) if others else []
+    parted = (compare_collectives(own, called, rank) for rank, called in enumerate(others, 1))
+    return next(filter(None, parted), None)
 
 
 def _run_on_all_ranks(case: Case, how: Compilation, *, double: bool = False) -> AbstractContextManager[None]:
@@ -271,6 +292,8 @@ class Experiments:
                 compiled = CompiledProgram.compile(self.runs, session, keeps=samples)
                 observation = compiled.observe()
             observation = merge_ranks(observation)
+            if (parted := _compare_ranks(self.case, session.ledger) if how.record else None) is not None:
+                explain_loss(parted)
             graphs = get_effective_setting(self.case.settings, how, "triton.cudagraphs") is True
             if self.device.type == "cuda" and graphs:
                 observation = observation.drop_reused_memory(self.runs.eager)
@@ -281,7 +304,7 @@ class Experiments:
         if self.runs.refuses_kernels(session.ledger):
             return self.trial(how)
         judgement = judgement or self.judge(observation)
-        return Trial(how, observation, judgement, session.ledger, seconds, sampled, runtime, others)
+        return Trial(how, observation, judgement, session.ledger, seconds, sampled, runtime, others, parted)
 
     def judge(self, compiled: Observation) -> Judgement:
         """Judge a compiled run against the eager runs and the float64 reference.
