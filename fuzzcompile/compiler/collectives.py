@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fuzzcompile.run.ranks import is_apart
+from fuzzcompile.run.ranks import allow_collectives, is_apart
 from fuzzcompile.run.tensors import is_wrapper_class, name_collective
 
 _REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -32,7 +32,7 @@ def imitate_ranks() -> Iterator[None]:
     if not is_apart():
         yield
         return
-    with _Imitation():  # type: ignore[no-untyped-call]
+    with allow_collectives(), _Imitation():  # type: ignore[no-untyped-call]
         yield
 
 

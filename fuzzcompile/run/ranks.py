@@ -55,6 +55,17 @@ TIMEOUT = ReplacedAttribute(
     unprobed="A torch that reads its default elsewhere waits longer, and the limit of the case ends it.",
 )
 
+# What looks up the group of a functional collective, those of DTensors among them.
+GROUP_LOOKUPS = tuple(
+    ReplacedAttribute(
+        "torch.distributed._functional_collectives",
+        name,
+        optional=True,
+        unprobed="Where a torch looks groups up otherwise, a collective of one process ends when its time is up.",
+    )
+    for name in ("_resolve_group", "_resolve_group_name")
+)
+
 
 @dataclass(frozen=True)
 class Seat:
@@ -82,6 +93,7 @@ class _Company:
 
     seat: Seat = field(default_factory=Seat)
     leader: Leader | None = None
+    lookups: Mapping[ReplacedAttribute, object] = field(default_factory=dict)  # as torch has them
 
 
 _company = _Company()
@@ -187,7 +199,8 @@ class Leader:
         self._send(sent)
         self.leads = True
         try:
-            yield
+            with allow_collectives():
+                yield
         except BaseException:
             self.lost = "The processes are no longer at the same place of the program."
             raise
@@ -288,13 +301,33 @@ def name_on_rank(name: str, rank: int) -> str:
 
 @contextlib.contextmanager
 def lead_ranks(leader: Leader) -> Iterator[None]:
-    """Run what the block runs on all ranks."""
-    _company.leader = leader
+    """Run what the block runs on all ranks.
+
+    A functional collective that this process alone would call raises :class:`NotOnAllRanks` there.
+    """
+    found = {place: getattr(place.find_owner(), place.leaf, None) for place in GROUP_LOOKUPS}
+    _company.leader, _company.lookups = leader, {place: lookup for place, lookup in found.items() if lookup is not None}
     try:
-        yield
+        with contextlib.ExitStack() as stack:
+            for place in _company.lookups:
+                stack.enter_context(place.replace(_refuse_collective))
+            yield
     finally:
-        _company.leader = None
+        _company.leader, _company.lookups = None, {}
         leader.dismiss()
+
+
+def _refuse_collective(*args: object, **options: object) -> NoReturn:
+    raise NotOnAllRanks("a collective of this process alone: the others would be waited for in vain")
+
+
+@contextlib.contextmanager
+def allow_collectives() -> Iterator[None]:
+    """Let collectives be called in the block: the others call them too, or they are imitated."""
+    with contextlib.ExitStack() as stack:
+        for place, lookup in _company.lookups.items():
+            stack.enter_context(place.replace(lookup))
+        yield
 
 
 def is_led() -> bool:

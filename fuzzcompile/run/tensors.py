@@ -17,6 +17,8 @@ from torch._C import DisableTorchFunctionSubclass
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
+from fuzzcompile.run.sharded_tensors import read_part
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -392,7 +394,8 @@ def is_freed(tensor: torch.Tensor) -> bool:
 
 
 def densify(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in a form that can be compared: sparse, quantized and nested tensors become dense."""
+    """The tensor as it can be compared: sparse, quantized and nested ones become dense, a ``DTensor`` its part here."""
+    tensor = read_part(tensor)
     if tensor.is_nested:
         padded: torch.Tensor = torch.nested.to_padded_tensor(tensor, 0.0)
         return padded

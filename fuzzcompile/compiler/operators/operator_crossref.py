@@ -333,7 +333,7 @@ class ComparedCall:
     def list_eager_operators(self) -> list[str]:
         """The operators that the eager path calls, each before those that it consists of."""
         given = copy_tree(self._arguments)
-        with profile_operators() as heard:
+        with profile_operators() as heard, imitate_ranks():
             self._call(*given)
         return [name for name, _ in list_profiled_operators(heard)]
 

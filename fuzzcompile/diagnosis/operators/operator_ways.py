@@ -47,7 +47,7 @@ from fuzzcompile.run import metrics, runs
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.device import describe_run_error
 from fuzzcompile.run.metrics import have_same_values
-from fuzzcompile.run.tensors import is_inexact, list_significant_strides
+from fuzzcompile.run.tensors import densify, is_inexact, list_significant_strides
 
 # What is the matter: "check" that the kernel raises and the other way does not, "raises" the reverse; "numbers" that
 # both draw from one state and draw other random numbers.
@@ -229,6 +229,7 @@ def find_worst_element(kernel: OperatorOutcome, other: OperatorOutcome) -> tuple
     for index, (a, b) in enumerate(zip(kernel.results, other.results, strict=False)):
         if not rounding.are_comparable(a, b) or not a.numel():
             continue
+        a, b = densify(a), densify(b)
         apart = metrics.distance(a, b)
         if float(apart.max()) > most:
             most = float(apart.max())

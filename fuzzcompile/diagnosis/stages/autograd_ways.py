@@ -458,7 +458,7 @@ def _word_functional(
     node = read = laid_out or apart
     if through is not None:
         node = through[0]
-    elif node is None or not _is_written(node, plain):
+    elif node is None or not (_is_written(node, plain) or is_wrapper(plain.values.get(node.name))):
         # What reads another value is not at fault, but the write before it; the last, if only late views differ.
         nodes = list(snapshot.graph.nodes)
         earlier = nodes[: nodes.index(node)] if node is not None else nodes

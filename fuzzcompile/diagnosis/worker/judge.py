@@ -51,7 +51,7 @@ from fuzzcompile.run.footprint import refuse_oversized
 from fuzzcompile.run.plants import run_plants
 from fuzzcompile.run.pool.worker import get_current_device, get_worker_number, restore_streams, retire, say, use_device
 from fuzzcompile.run.pool.worker_pool import WorkerPool
-from fuzzcompile.run.ranks import RankLost, Seat, follow, leave_group, take_seat
+from fuzzcompile.run.ranks import NotOnAllRanks, RankLost, Seat, follow, leave_group, take_seat
 
 # Process-wide state that a case may change, restored after the case.
 
@@ -217,7 +217,7 @@ def judge_file(task: JudgeTask) -> JudgeResult:
     progress, worked = CaseProgress(task), time.process_time()
     try:
         return _judge_task(progress, device)
-    except RankLost as error:
+    except (RankLost, NotOnAllRanks) as error:
         reached = progress.answer_as_reached(format_message(error))
         if reached is None:
             raise

@@ -9,7 +9,7 @@ right = Shard._to_replicate_tensor
 
 def _to_replicate_tensor(self, tensor, mesh, dimension, shape):
     made = right(self, tensor, mesh, dimension, shape)
-    traced = isinstance(tensor, FunctionalTensor) or isinstance(tensor, torch._subclasses.FakeTensor)
+    traced = isinstance(tensor, (FunctionalTensor, torch._subclasses.FakeTensor))
     return made.flip(self.dim) if traced else made
 
 

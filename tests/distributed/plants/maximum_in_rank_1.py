@@ -2,7 +2,6 @@
 
 import os
 
-import torch
 from torch._inductor import compile_fx
 
 right = compile_fx.post_grad_passes
