@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from fuzzcompile.diagnosis.worker.file_triage import FileAnswer, triage_files
-from fuzzcompile.fuzz.models.bundled_models import (
+from fuzzcompile.fuzz.bundled_models import (
     SIZES,
     find_architecture,
     list_architectures,

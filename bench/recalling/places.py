@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fuzzcompile.analyses.code_coverage import list_compiler_files
+from fuzzcompile.analyses.coverage import list_compiler_files
 from fuzzcompile.model.stages import CUDAGRAPHS, DYNAMO, RUNTIME, STAGES
 
 MUTATED_STAGES = tuple(stage for stage in STAGES if stage not in (DYNAMO, CUDAGRAPHS, RUNTIME))

@@ -1,16 +1,20 @@
-"""Dynamo's graph run node by node, as it is or with its writes made functional, and views that lose a write."""
+"""Dynamo's graph run node by node, as it is or with its writes made functional, and views that lose a write.
+
+The modes of a program's own see each function or operator that is called: here also is eager mode without them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -19,9 +23,11 @@ from fuzzcompile.compiler.watch.ledger import Snapshot
 from fuzzcompile.compiler.watch.unseen import note_early_end
 from fuzzcompile.model.facts import facts
 from fuzzcompile.run.arithmetic_modes import Float64Mode
+from fuzzcompile.run.call_state import is_own_mode
 from fuzzcompile.run.device import seed_everything
 from fuzzcompile.run.metrics import have_same_values
 from fuzzcompile.run.tensors import copy_tree, is_wrapper, is_wrapper_class, share_storage
+from fuzzcompile.run.torch_attributes import replace_attribute
 from fuzzcompile.run.transforms import leave_transforms
 
 __watches_calls__ = True  # the frames of its mode stand between a call and the program that makes it
@@ -187,3 +193,50 @@ def _is_lossy(tools: FunctionalTools, replayer: GraphReplayer, node: fx.Node) ->
         after: Any = tools.from_fun(base)
         return not have_same_values(before, after)
     return False  # a view that cannot be written to at all loses nothing
+
+
+_HANDLERS: Mapping[type[object], str] = {
+    TorchDispatchMode: "__torch_dispatch__",
+    TorchFunctionMode: "__torch_function__",
+}
+
+
+@contextlib.contextmanager
+def bypass_modes(only: Collection[str] | None = None) -> Iterator[Collection[str]]:
+    """Let every call through the modes that are not torch's, all of them or those of some names, unseen in this block.
+
+    Yields:
+        The names of the classes of those that were to see a call so far, in their order.
+    """
+    seen = dict[str, None]()
+
+    def let_through(name: str) -> Callable[..., object]:
+        def handle(
+            mode: object,
+            function: Callable[..., object],
+            types: object,
+            args: Sequence[object] = (),
+            kwargs: Any = None,
+        ) -> object:
+            seen.setdefault(name)
+            return function(*args, **(kwargs or {}))
+
+        return handle
+
+    with contextlib.ExitStack() as stack:
+        for kind, handler in list_modes():
+            if only is None or kind.__name__ in only:
+                stack.enter_context(replace_attribute(kind, handler, let_through(kind.__name__)))
+        yield seen.keys()
+
+
+def list_modes() -> list[tuple[type[object], str]]:
+    """The classes of modes in this process that are not torch's or ours, each with its method that sees a call."""
+    kinds = ((kind, handler) for base, handler in _HANDLERS.items() for kind in _list_subclasses(base))
+    return [(kind, at) for kind, at in kinds if at in vars(kind) and is_own_mode(kind)]
+
+
+def _list_subclasses(base: type[object]) -> Iterator[type[object]]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _list_subclasses(kind)

@@ -29,6 +29,8 @@ from fuzzcompile.compiler.instruction_words import (
 from fuzzcompile.compiler.python_values import (
     TENSOR,
     Digest,
+    RunTensors,
+    TracedTensors,
     agree,
     digest,
     digest_each,
@@ -39,7 +41,6 @@ from fuzzcompile.compiler.python_values import (
     list_summaries,
     word_digest,
 )
-from fuzzcompile.compiler.traced_tensors import RunTensors, TracedTensors
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.torch_patch import Function, IntendedError
 from fuzzcompile.compiler.watch.unseen import Unseen

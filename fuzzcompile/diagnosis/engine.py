@@ -41,7 +41,7 @@ from fuzzcompile.diagnosis.refusals import (
     refuse_unfit,
     refuse_unsupported,
 )
-from fuzzcompile.diagnosis.stages.compiling_branches import measure_against_updates
+from fuzzcompile.diagnosis.stages.own_choices import measure_against_updates
 from fuzzcompile.diagnosis.stale_calls import StaleCall, find_stale_call
 from fuzzcompile.diagnosis.triage_report import Cost, TriageReport, find_rewrite_fate
 from fuzzcompile.diagnosis.trials.case_runs import Trial

@@ -20,8 +20,8 @@ from fuzzcompile.diagnosis.eager_judgement import judge_eager
 from fuzzcompile.diagnosis.oracle.judgement import choose_wrong_values_verdict
 from fuzzcompile.diagnosis.refusals import CannotJudge
 from fuzzcompile.diagnosis.stages.graph_passes import list_visible_rewrites
-from fuzzcompile.diagnosis.stages.instruction_ways import list_instruction_suspects
 from fuzzcompile.diagnosis.stages.stage_table import get_stage
+from fuzzcompile.diagnosis.stages.tracing_ways import list_instruction_suspects
 from fuzzcompile.diagnosis.stages.ways import Suspect
 from fuzzcompile.diagnosis.stale_calls import find_stale_call
 from fuzzcompile.diagnosis.trials.case_runs import Trial

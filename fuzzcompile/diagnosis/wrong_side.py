@@ -17,13 +17,16 @@ import torch
 
 from fuzzcompile.compiler.functional_run import OperatorMode
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
-from fuzzcompile.compiler.operators.kernel_sizes import find_wrong_size
+from fuzzcompile.compiler.operators.kernel_faults import (
+    ContiguousFloat64,
+    SurroundingsCheck,
+    call_on_copies,
+    find_wrong_size,
+)
 from fuzzcompile.compiler.operators.second_reference import ContestedCall, NativeCheck, SecondReference, UnopposedCall
-from fuzzcompile.compiler.operators.surroundings import ContiguousFloat64, SurroundingsCheck, call_on_copies
 from fuzzcompile.diagnosis.attribution.culprit import Ablation, Attribution, Culprit, Workaround
 from fuzzcompile.diagnosis.decision import Decision
 from fuzzcompile.diagnosis.gradient_judgement import add_parts, iter_wrong_gradients
-from fuzzcompile.diagnosis.operators.operator_ways import describe_kernel_call
 from fuzzcompile.diagnosis.oracle.judgement import (
     Judgement,
     Observations,
@@ -32,6 +35,7 @@ from fuzzcompile.diagnosis.oracle.judgement import (
     judge,
     reshape_like_eager,
 )
+from fuzzcompile.diagnosis.stages.operator_ways import describe_kernel_call
 from fuzzcompile.diagnosis.trials.case_runs import CaseRuns, Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model.contract import EAGER, WrongSide

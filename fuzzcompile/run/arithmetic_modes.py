@@ -5,8 +5,7 @@ or run under autocast. :class:`Float64Mode` works below autograd, on ATen operat
 forward and backward, however the user spelled it.
 
 Kernels that do not support float64 are replaced: fused attention by :mod:`fuzzcompile.run.reference.fused_attention`,
-grouped products by :mod:`fuzzcompile.run.reference.device_kernels`, gradient scalers by
-:mod:`fuzzcompile.run.reference.gradient_scaling`.
+grouped products and gradient scalers by :mod:`fuzzcompile.run.reference.device_kernels`.
 
 The casts of ``torch.autocast`` do not occur: it leaves float64 alone, so a region under autocast is computed in
 float64 throughout, and ``saw_cast`` does not reflect it.
@@ -24,8 +23,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuzzcompile.model.facts import facts
-from fuzzcompile.run.reference import fused_attention, gradient_scaling
-from fuzzcompile.run.reference.device_kernels import grouped_mm
+from fuzzcompile.run.reference import fused_attention
+from fuzzcompile.run.reference.device_kernels import find_scaling, grouped_mm
 from fuzzcompile.run.tensors import (
     LOW_COMPLEX,
     LOW_FLOATS,
@@ -108,7 +107,7 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return written_out(*args, **kwargs)
         if func is getattr(torch.ops.aten._grouped_mm, "default", None):
             return grouped_mm(*args, **kwargs)
-        scaling = gradient_scaling.find_stand_in(func, self._native)
+        scaling = find_scaling(func, self._native)
         if scaling is not None:
             return scaling(*args, **kwargs)
         result = self.compute(func, args, kwargs)

@@ -13,8 +13,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuzzcompile.model.evidence import EFFECT, RANDOM_STATE, ObservableName
-from fuzzcompile.run.call_effects import list_effects
-from fuzzcompile.run.call_state import CallState
+from fuzzcompile.run.call_state import CallState, list_effects
 from fuzzcompile.run.case import Case, Reachable
 from fuzzcompile.run.case_program import CaseProgram
 from fuzzcompile.run.metrics import have_same_values

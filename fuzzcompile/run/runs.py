@@ -35,7 +35,6 @@ from fuzzcompile.run.device import (
     wait_for_kernels,
 )
 from fuzzcompile.run.differences import move_leaf
-from fuzzcompile.run.held_state import list_undos
 from fuzzcompile.run.observation import (
     Failure,
     Observation,
@@ -53,7 +52,7 @@ from fuzzcompile.run.observation import (
 from fuzzcompile.run.pool.worker import say
 from fuzzcompile.run.raise_sites import describe_errors, find_raise_site
 from fuzzcompile.run.ranks import check_company, merge_ranks, on_all_ranks
-from fuzzcompile.run.reachable_state import ReachedObjects
+from fuzzcompile.run.reachable_state import ReachedObjects, list_undos
 from fuzzcompile.run.tensors import SHORT_FLOATS, describe_structure, is_wrapper, list_tensors, list_wrapped
 from fuzzcompile.run.torch_attributes import ReplacedAttribute
 from fuzzcompile.run.transforms import leave_transforms, put_tangents

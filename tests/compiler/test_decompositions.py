@@ -28,8 +28,8 @@ from fuzzcompile.compiler.operators.operator_application import forget_metadata,
 from fuzzcompile.compiler.watch import patch_table
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.torch_patch import install_patches
-from fuzzcompile.diagnosis.operators.operator_ways import OperatorCheck, check_operators
 from fuzzcompile.diagnosis.stages.graph_ways import METADATA
+from fuzzcompile.diagnosis.stages.operator_ways import OperatorCheck, check_operators
 from fuzzcompile.diagnosis.stages.ways import Pair, Sides
 
 aten = torch.ops.aten

@@ -22,7 +22,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fuzzcompile.compiler.operators.decompositions import put_dispatcher_kernel
-from fuzzcompile.compiler.target.target_patches import register_kernel
+from fuzzcompile.compiler.target.cuda_dispatch import register_kernel
 from fuzzcompile.model.targets import Target
 from fuzzcompile.run.tensors import SHORT_FLOATS
 

@@ -21,10 +21,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fuzzcompile.compiler.target import attention_choice, cuda_dispatch, graph_placement, target_patches
+from fuzzcompile.compiler.target import attention_choice, cuda_dispatch, graph_placement
+from fuzzcompile.compiler.target.cuda_dispatch import register_kernel
 from fuzzcompile.compiler.target.graph_placement import CUDA, NotMoved, call_on_cpu, move_graph, move_tensor
 from fuzzcompile.compiler.target.kernel_log import KernelLog, ProgramOrder
-from fuzzcompile.compiler.target.target_patches import register_kernel
 from fuzzcompile.compiler.torch_config import get_setting
 from fuzzcompile.compiler.watch.torch_patch import IntendedError
 from fuzzcompile.model.errors import UsageError, describe_error
@@ -186,7 +186,7 @@ class TargetDescription:
         missing = find_missing(replaced)
         self._places = tuple(place for place in replaced if place.name not in missing)
         self.is_in_force = False  # whether torch is told of the target now
-        library = target_patches.build_guard()
+        library = cuda_dispatch.build_guard()
         if library is not None:
             ctypes.CDLL(str(library))  # never unloaded: it registers itself
         # Constant folding and the like really allocate for CUDA: the CPU does it.

@@ -28,15 +28,15 @@ from fuzzcompile.compiler.watch.rule_labels import find_location
 from fuzzcompile.compiler.watch.unseen import note_early_end
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Divergence
 from fuzzcompile.diagnosis.attribution.steps import find_shared_memory
-from fuzzcompile.diagnosis.operators.operator_ways import (
+from fuzzcompile.diagnosis.oracle import rounding
+from fuzzcompile.diagnosis.stages import ways
+from fuzzcompile.diagnosis.stages.operator_ways import (
     ANOTHER_STATE,
     Kind,
     find_difference,
     find_worst_element,
     measure_outcomes,
 )
-from fuzzcompile.diagnosis.oracle import rounding
-from fuzzcompile.diagnosis.stages import ways
 from fuzzcompile.diagnosis.stages.ways import Found, prove_at_call
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts

@@ -34,7 +34,7 @@ from fuzzcompile.diagnosis.kernels.watched_graph import (
     find_watched_graphs,
     watch_graphs,
 )
-from fuzzcompile.diagnosis.operators.operator_ways import KERNELS
+from fuzzcompile.diagnosis.stages.operator_ways import KERNELS
 from fuzzcompile.diagnosis.stages.ways import Found, Stage, Suspect
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.model.culprit_contract import DetailsJson

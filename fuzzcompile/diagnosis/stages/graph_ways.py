@@ -45,10 +45,10 @@ from fuzzcompile.compiler.watch.recorder import is_tangent
 from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
 from fuzzcompile.diagnosis.attribution.culprit import UNKNOWN, Ablator, Attribution, Culprit, Divergence, Evidence
 from fuzzcompile.diagnosis.attribution.steps import coarsest_epsilon, find_inputs, list_placeholders
-from fuzzcompile.diagnosis.operators.operator_ways import OPERATORS, check_operators
 from fuzzcompile.diagnosis.oracle import rounding
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
 from fuzzcompile.diagnosis.stages import ways
+from fuzzcompile.diagnosis.stages.operator_ways import OPERATORS, check_operators
 from fuzzcompile.diagnosis.stages.ways import Found
 from fuzzcompile.model import stages
 from fuzzcompile.model.culprit_contract import DetailsJson

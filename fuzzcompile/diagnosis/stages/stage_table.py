@@ -18,12 +18,11 @@ from fuzzcompile.diagnosis.kernels.kernel_proofs import (
     prove_templates,
     search_behind_graphs,
 )
-from fuzzcompile.diagnosis.operators import operator_ways as operators
 from fuzzcompile.diagnosis.stages import autograd_ways, backend_stages, graph_ways, tracing_ways
-from fuzzcompile.diagnosis.stages.compiling_branches import prove_compiling_branch
+from fuzzcompile.diagnosis.stages import operator_ways as operators
 from fuzzcompile.diagnosis.stages.graph_passes import Ground, RewritingStage, prove_marking_rewrite, prove_rewrites
-from fuzzcompile.diagnosis.stages.instruction_ways import prove_instruction
-from fuzzcompile.diagnosis.stages.own_settings import prove_own_setting
+from fuzzcompile.diagnosis.stages.own_choices import prove_compiling_branch, prove_own_setting
+from fuzzcompile.diagnosis.stages.tracing_ways import prove_instruction
 from fuzzcompile.diagnosis.stages.ways import Found, SideBySide, Stage, Way, doubt, prove_at_call, prove_without
 from fuzzcompile.model import stages
 from fuzzcompile.model.verdicts import Verdict

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     import torch
     from rich.table import Table
 
-    from fuzzcompile.analyses.code_coverage import CodeCoverage
-    from fuzzcompile.analyses.rule_coverage import (
+    from fuzzcompile.analyses.coverage import (
         AttentionCoverage,
+        CodeCoverage,
         CoverageTable,
         ListedRule,
         StageCoverage,
@@ -86,7 +86,7 @@ def coverage(
     if stage is not None and stage not in (*STAGES, "kernel"):
         raise UsageError(f"There is no stage {stage!r}; there are {', '.join(STAGES)}.")
 
-    from fuzzcompile.analyses.rule_coverage import measure_coverage
+    from fuzzcompile.analyses.coverage import measure_coverage
     from fuzzcompile.run.device import resolve_device
 
     resolved = resolve_device(choose_running_device(device, target))
@@ -128,7 +128,7 @@ def _measure_attention(device: torch.device, table: CoverageTable) -> tuple[Atte
     """Return the SDPA patterns, or the sentence that says why they are not known."""
     from rich.console import Console
 
-    from fuzzcompile.analyses.rule_coverage import measure_attention_coverage
+    from fuzzcompile.analyses.coverage import measure_attention_coverage
 
     with Console(stderr=True).status("Compiling SDPA patterns ...") as status:
 
@@ -147,7 +147,7 @@ def _measure_code(
     """Judge cases of the campaigns that the table counts once more, and count what they reach."""
     from rich.console import Console
 
-    from fuzzcompile.analyses.code_coverage import measure_code
+    from fuzzcompile.analyses.coverage import measure_code
     from fuzzcompile.corpus.records import identify_compiler, moment_at
     from fuzzcompile.corpus.store import Store
     from fuzzcompile.diagnosis.worker.local_pool import choose_worker_count
@@ -180,7 +180,7 @@ def _write_report(path: Path, table: CoverageTable, patterns: AttentionCoverage 
     """Write the report in Markdown; without ``patterns``, ``missing`` says why if they were asked for."""
     import torch
 
-    from fuzzcompile.analyses.rule_coverage import RULES
+    from fuzzcompile.analyses.coverage import RULES
     from fuzzcompile.fuzz.campaign.budget import format_duration
     from fuzzcompile.model.privacy import scrub
     from fuzzcompile.model.templates import get_template
@@ -293,7 +293,7 @@ def passes(stage: str | None, never: bool, device: str, target: str | None, loca
     it fired in the corpus, or matched and was refused by its own check. Operators that Inductor decomposes or lowers
     itself are counted; --stage and --json list them. With --target, the rows are what is registered for that device.
     """
-    from fuzzcompile.analyses.rule_coverage import list_rules
+    from fuzzcompile.analyses.coverage import list_rules
     from fuzzcompile.run.device import resolve_device
 
     rows, corpus = list_rules(resolve_device(choose_running_device(device, target)), location, target=target)

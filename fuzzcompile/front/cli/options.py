@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from fuzzcompile.front.cli.case_arguments import complete_rewrites
-from fuzzcompile.fuzz.models.bundled_models import SIZES, Size, write_case_file
+from fuzzcompile.fuzz.bundled_models import SIZES, Size, write_case_file
 from fuzzcompile.model.conditions import Conditions, Contract, Limits, Question, choose_running_device
 from fuzzcompile.model.custom import PLACES, Custom
 from fuzzcompile.model.errors import UsageError

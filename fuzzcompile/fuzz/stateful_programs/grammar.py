@@ -8,8 +8,16 @@ from dataclasses import dataclass, field
 from string import Template
 
 from fuzzcompile.fuzz.generation.spec import CaseSpec, ClassText, Container, Pen, StatefulProgram, Weights
-from fuzzcompile.fuzz.stateful_programs.python_calls import CALLS_WEIGHT, draw_calls, list_types
-from fuzzcompile.fuzz.stateful_programs.rows import Lines, StateRow, ValueKind, load_kinds, load_rows
+from fuzzcompile.fuzz.stateful_programs.rows import (
+    CALLS_WEIGHT,
+    Lines,
+    StateRow,
+    ValueKind,
+    draw_calls,
+    list_types,
+    load_kinds,
+    load_rows,
+)
 
 # The tables whose rows are units of a program by themselves.
 ROW_TABLES = ("changes", "effects", "constructs")

@@ -22,8 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fuzzcompile.run.case import GradMode
 from fuzzcompile.run.device import AutocastRegions, Numerics, apply_numerics, list_held
-from fuzzcompile.run.held_state import list_undos
-from fuzzcompile.run.reachable_state import ReachedObjects
+from fuzzcompile.run.reachable_state import ReachedObjects, list_undos
 from fuzzcompile.run.sharded_tensors import adopt_dtype
 from fuzzcompile.run.tensors import KnownCopies, StorageCopier, is_freed, is_wrapper, list_wrapped, measure_storages
 from fuzzcompile.run.transforms import enter_level, is_level_entered

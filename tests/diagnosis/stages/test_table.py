@@ -33,7 +33,7 @@ OTHER_MEANINGS = {
     "compiler/watch/conformance.py": {"freezing"},  # the entry of torch._inductor.config
     "compiler/watch/patch_table.py": {"freezing", "partition", "scheduler"},  # the entry, and names of patches
     "front/cli/coverage.py": {"decomposition", "lowering"},  # the kinds of rule
-    "analyses/rule_coverage.py": {"decomposition", "lowering"},  # the kinds of rule
+    "analyses/coverage.py": {"decomposition", "lowering"},  # the kinds of rule
     "fuzz/generation/rendering.py": {"dynamo"},  # the key of the settings
     "fuzz/rules/rule_code.py": {"freezing"},  # the entry
     "fuzz/rules/rule_programs.py": {"freezing", "decomposition", "lowering"},  # the entry, and the kinds of rule

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from fuzzcompile.analyses import rule_coverage as attention
-from fuzzcompile.analyses import rule_coverage as coverage
+from fuzzcompile.analyses import coverage
+from fuzzcompile.analyses import coverage as attention
 from fuzzcompile.compiler import sdpa_patterns
 from fuzzcompile.corpus.records import Campaign, CaseRecord, Coverage
 from fuzzcompile.corpus.store import Store

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fuzzcompile.fuzz.generation.spec import Pen
-from fuzzcompile.fuzz.stateful_programs.python_calls import PythonValue, draw_calls, list_types, load_values
+from fuzzcompile.fuzz.stateful_programs.rows import PythonValue, draw_calls, list_types, load_values
 
 Size = namedtuple("Size", "rows columns")
 NAMES: dict[str, Any] = {

@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 from fuzzcompile.front.cli import options
-from fuzzcompile.fuzz.models.bundled_models import find_architecture, list_architectures, render_case, write_case_file
+from fuzzcompile.fuzz.bundled_models import find_architecture, list_architectures, render_case, write_case_file
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run.case import Case

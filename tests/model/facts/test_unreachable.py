@@ -7,7 +7,7 @@ import fnmatch
 import pytest
 import torch
 
-from fuzzcompile.analyses import rule_coverage as coverage
+from fuzzcompile.analyses import coverage
 from fuzzcompile.compiler.rule_catalogue import KnownRule, list_known_rules
 from fuzzcompile.model.facts import UnreachableReason, facts
 from fuzzcompile.model.inductor_toggles import TOGGLES

@@ -7,7 +7,7 @@ import math
 import numpy
 import pytest
 
-from fuzzcompile.run.reference.formula_text import WrittenArray, write_formulas
+from fuzzcompile.programs.scripts.kernels import WrittenArray, write_formulas
 from fuzzcompile.run.reference.formulas import FORMULAS, FormulaCall
 
 GIVEN = {name: numpy.random.default_rng(seed).standard_normal((3, 4)) for seed, name in enumerate("xyzw")}

@@ -23,7 +23,7 @@ _TIMM = "timm/"
 
 @dataclass(frozen=True)
 class Architecture:
-    """One entry of ``table.toml``, which explains its fields."""
+    """One entry of ``bundled_models.toml``, which explains its fields."""
 
     name: str
     published: Mapping[str, object]
@@ -45,7 +45,7 @@ class Architecture:
 
 @functools.cache
 def _load_table() -> dict[str, Architecture]:
-    rows: dict[str, dict[str, Any]] = read_table(__package__, "table")
+    rows: dict[str, dict[str, Any]] = read_table(__package__, "bundled_models")
     return {name: Architecture(name, **{"model": name.removeprefix(_TIMM), **row}) for name, row in rows.items()}
 
 

@@ -1,1 +1,0 @@
-"""Operators at fault: decompositions, fake tensors and eager kernels."""

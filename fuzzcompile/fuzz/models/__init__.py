@@ -1,1 +1,0 @@
-"""Architectures of transformers and timm as cases."""
