@@ -45,11 +45,7 @@ _JUMPS, ENTERING = ("POP_JUMP", "JUMP_IF"), ("BEFORE_WITH", "SETUP_WITH")
 
 
 def describe_instruction(
-    code: CodeType,
-    line: int | None,
-    instruction: Any,
-    stack: list[Any],
-    looked_up: Mapping[int, tuple[object, str]],
+    code: CodeType, line: int | None, instruction: Any, stack: list[Any], looked_up: Mapping[int, tuple[object, str]]
 ) -> Instruction:
     """An instruction of dynamo's in words, with the values on its ``stack``; ``looked_up`` names attributes of them."""
     name, argument = instruction.opname, instruction.argval

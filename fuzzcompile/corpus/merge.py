@@ -342,9 +342,7 @@ def _of_the_same_program(session: Session, finding: FindingRow, reproducer: Repr
     if reproducer.program is None:
         return []
     alike = select(ReproducerRow.finding_id).where(
-        ReproducerRow.program == reproducer.program,
-        ReproducerRow.confirmed,
-        ReproducerRow.finding_id != finding.id,
+        ReproducerRow.program == reproducer.program, ReproducerRow.confirmed, ReproducerRow.finding_id != finding.id
     )
     rows = session.scalars(select(FindingRow).where(FindingRow.id.in_(alike)).order_by(FindingRow.id)).all()
     # What keeps two findings of one program apart: raising, or accepting what eager refuses.

@@ -161,12 +161,7 @@ def put_run(
 
 
 def put_reproducer(
-    session: Session,
-    finding_id: int,
-    reproducer: Reproducer,
-    replaces: str | None = None,
-    *,
-    imported: bool = False,
+    session: Session, finding_id: int, reproducer: Reproducer, replaces: str | None = None, *, imported: bool = False
 ) -> StoredReproducer:
     """Store a reproducer (`Store.add_reproducer`); an ``imported`` one changes nothing of one that is trusted."""
     finding = session.get_one(FindingRow, finding_id)

@@ -57,9 +57,7 @@ class Arguments:
 
 
 pytree.register_pytree_node(
-    Arguments,
-    lambda call: ([call.args, dict(call.kwargs)], None),
-    lambda parts, _: Arguments(*parts),
+    Arguments, lambda call: ([call.args, dict(call.kwargs)], None), lambda parts, _: Arguments(*parts)
 )
 
 

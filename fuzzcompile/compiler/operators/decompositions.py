@@ -76,9 +76,7 @@ DISPATCHER_KERNELS = ReplacedAttribute("torch", "ops.aten.dropout.default.py_ker
 
 
 @contextlib.contextmanager
-def replace_dispatcher_kernels(
-    kernels: Sequence[tuple[OpOverload, DispatchKey, Function | None]],
-) -> Iterator[None]:
+def replace_dispatcher_kernels(kernels: Sequence[tuple[OpOverload, DispatchKey, Function | None]]) -> Iterator[None]:
     """Other kernels of the Python dispatcher in the block; None for no kernel there."""
     before = [(operator, key, operator.py_kernels[key]) for operator, key, _ in kernels]
 

@@ -349,12 +349,7 @@ class ComparedCall:
             return operator(*args, **kwargs)
 
         def trace() -> object:
-            with (
-                leave_transforms(),
-                use_python_dispatcher(True),
-                self._tools.mode(),
-                OperatorMode(hear),
-            ):
+            with leave_transforms(), use_python_dispatcher(True), self._tools.mode(), OperatorMode(hear):
                 args, kwargs = pytree.tree_map_only(torch.Tensor, self._tools.to_fun, plain)
                 return pytree.tree_map_only(torch.Tensor, self._tools.from_fun, self._call(args, kwargs))
 

@@ -19,12 +19,7 @@ from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.compiler.operators.operator_application import Arguments, name_arguments
-from fuzzcompile.compiler.operators.second_reference import (
-    ContestedCall,
-    PartedOpinion,
-    has_derivative,
-    is_comparable,
-)
+from fuzzcompile.compiler.operators.second_reference import ContestedCall, PartedOpinion, has_derivative, is_comparable
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.thresholds import DIFFERENCE_STEP
 from fuzzcompile.run import differences

@@ -403,10 +403,7 @@ def add_cause(
     except MemoryError:
         raise
     except Exception as error:  # the search runs parts of any program, which may raise anything; the verdict stands
-        cause, note = (
-            None,
-            f"the search for the cause failed, and the signature names none: {describe_error(error)}",
-        )
+        cause, note = (None, f"the search for the cause failed, and the signature names none: {describe_error(error)}")
     seconds = report.cost.seconds + time.monotonic() - started
     cost = replace(report.cost, seconds=seconds, cause_screens=screener.count)
     settled = cause is not None or report.symptom is not None

@@ -256,8 +256,7 @@ def judge(runs: Observations) -> Judgement:
         return _judge_failures(runs.eager, runs.compiled)
     if runs.eager.structure != runs.compiled.structure:
         return Judgement(
-            Verdict.METADATA,
-            detail=f"eager returns {runs.eager.structure}, compiled {runs.compiled.structure}",
+            Verdict.METADATA, detail=f"eager returns {runs.eager.structure}, compiled {runs.compiled.structure}"
         )
     comparisons = tuple(_compare_all(runs))
     sure = runs.reference.failure is None and have_same_bits(runs.eager, runs.again)

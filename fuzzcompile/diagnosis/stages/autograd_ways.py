@@ -326,11 +326,7 @@ def _word_composite(ordinals: Counter[tuple[str, str | None]], parting: ways.Par
         "way": "composite",
         "expected": parting.expected,
         "got": parting.got,
-        "composite": {
-            "call": name,
-            "eager": call.list_eager_operators(),
-            "compiled": call.traced_operators,
-        },
+        "composite": {"call": name, "eager": call.list_eager_operators(), "compiled": call.traced_operators},
     }
     culprit = Culprit(FUNCTIONALIZATION, None, name, name.rpartition(".")[2], (call.node.name,), site=site)
     return Found(replace(culprit, step=parting.step, details=details))

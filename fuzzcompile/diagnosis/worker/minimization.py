@@ -59,12 +59,7 @@ def minimize(task: MinimizeTask) -> MinimizeResult:
 
 
 def make_job(
-    source: str,
-    report: ReportJson,
-    recipe: Recipe | None,
-    keeps: Keep = "culprit",
-    *,
-    for_issue: bool = False,
+    source: str, report: ReportJson, recipe: Recipe | None, keeps: Keep = "culprit", *, for_issue: bool = False
 ) -> MinimizeJob:
     """The reduction of a source with that report."""
     call = _read_call(report)

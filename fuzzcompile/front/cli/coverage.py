@@ -22,13 +22,7 @@ if TYPE_CHECKING:
     import torch
     from rich.table import Table
 
-    from fuzzcompile.analyses.coverage import (
-        AttentionCoverage,
-        CodeCoverage,
-        CoverageTable,
-        ListedRule,
-        StageCoverage,
-    )
+    from fuzzcompile.analyses.coverage import AttentionCoverage, CodeCoverage, CoverageTable, ListedRule, StageCoverage
 
 _COVERAGE_COLUMNS = (
     "stage", "kind", "known", "fired", "refused only", "called only", "unreachable", "off", "never", "reached",

@@ -222,10 +222,7 @@ ignore = setting_option(
     "pass or source file at fault. Also a glob of files that are passed over in a folder.",
 )
 log = click.option(
-    "--log",
-    type=PATH,
-    metavar="FILE",
-    help="Also append each event to this file, as a line of JSON, when it happens.",
+    "--log", type=PATH, metavar="FILE", help="Also append each event to this file, as a line of JSON, when it happens."
 )
 sarif = output_file("--sarif", help="Also write the bugs as SARIF 2.1.0, for code scanning.")
 trust = click.option(

@@ -9,11 +9,9 @@ from functools import cache
 from string import Template
 from typing import Literal
 
-import msgspec
-
 from fuzzcompile.fuzz.aliased_programs.layouts import VIEWS, Layout, View
 from fuzzcompile.fuzz.generation.spec import AliasedProgram, Pen
-from fuzzcompile.model.tables import read_table
+from fuzzcompile.model.tables import read_rows
 
 Kind = Literal["int", "float", "differentiated"]
 Other = Literal["any", "equal"]
@@ -47,15 +45,13 @@ class Read:
 @cache
 def load_writes() -> tuple[Write, ...]:
     """The rows of ``writes.toml``, in order."""
-    rows = read_table(__package__, "writes")
-    return tuple(msgspec.convert({"name": name, **row}, Write) for name, row in rows.items())
+    return read_rows(__package__, "writes", Write)
 
 
 @cache
 def load_reads() -> tuple[Read, ...]:
     """The rows of ``reads.toml``, in order."""
-    rows = read_table(__package__, "reads")
-    return tuple(msgspec.convert({"name": name, **row}, Read) for name, row in rows.items())
+    return read_rows(__package__, "reads", Read)
 
 
 def list_alias_names() -> Iterator[tuple[str, str, int, str]]:

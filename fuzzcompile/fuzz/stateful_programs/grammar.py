@@ -49,12 +49,7 @@ _PLAIN, _LAYER, _BOUND, _CALLED, _RESTORED = 14, 30, 20, 45, 22
 # The longest line that reads a value where it is held.
 _LONGEST = 80
 # What a program without operators begins with: a graph needs one, whatever the state is.
-_BEGINNINGS = (
-    "x = x * 1.25",
-    "x = x.tanh()",
-    "x = x - x.mean(-1, keepdim=True)",
-    "x = F.layer_norm(x, x.shape[-1:])",
-)
+_BEGINNINGS = ("x = x * 1.25", "x = x.tanh()", "x = x - x.mean(-1, keepdim=True)", "x = F.layer_norm(x, x.shape[-1:])")
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth")
 
 

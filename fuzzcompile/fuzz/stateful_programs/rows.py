@@ -14,7 +14,7 @@ from importlib import resources
 import msgspec
 
 from fuzzcompile.fuzz.generation.spec import Pen
-from fuzzcompile.model.tables import read_table
+from fuzzcompile.model.tables import read_rows, read_table
 
 Lines = tuple[str, ...]
 
@@ -54,8 +54,7 @@ class StateRow:
 @cache
 def load_rows(table: str) -> tuple[StateRow, ...]:
     """The rows of ``carriers``, ``changes``, ``effects`` or ``constructs``, in order."""
-    rows = read_table(__package__, table)
-    return tuple(msgspec.convert({"name": name, **row}, StateRow) for name, row in rows.items())
+    return read_rows(__package__, table, StateRow)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +74,7 @@ class ValueKind:
 @cache
 def load_kinds() -> tuple[ValueKind, ...]:
     """The kinds of values, in order."""
-    rows = read_table(__package__, "kinds")
-    return tuple(msgspec.convert({"name": name, **row}, ValueKind) for name, row in rows.items())
+    return read_rows(__package__, "kinds", ValueKind)
 
 
 @cache

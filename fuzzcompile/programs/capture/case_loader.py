@@ -47,13 +47,7 @@ from fuzzcompile.run.case_program import RUN_SEED, build
 from fuzzcompile.run.code_files import is_user_file
 from fuzzcompile.run.device import seed_everything
 from fuzzcompile.run.ranks import prepare_group
-from fuzzcompile.run.reachable_state import (
-    ReachedObjects,
-    get_own_dict,
-    is_model,
-    list_global_names,
-    name_holders,
-)
+from fuzzcompile.run.reachable_state import ReachedObjects, get_own_dict, is_model, list_global_names, name_holders
 from fuzzcompile.run.runs import observe
 from fuzzcompile.run.tensors import list_tensors
 
