@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import hashlib
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from filelock import FileLock
 
 from fuzzcompile.compiler.torch_config import compile_in_process, drop_broken_kernels
 from fuzzcompile.diagnosis.engine import triage
@@ -23,11 +25,13 @@ from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run.device import Numerics
 
-KNOWN_ISSUES = Path(__file__).parent / "known_issues"
+# Of the files at the end of the suite, those that take long.
+LONG = ("test_known_issues.py", "test_public_issues.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked cuda are skipped where there is no GPU."""
+    """Long files come first, so that no process waits for another at the end; without a GPU, cuda tests are skipped."""
+    items.sort(key=lambda item: item.path.name not in LONG)
     if torch.cuda.is_available():
         return
     for item in items:
@@ -85,12 +89,22 @@ def process_settings() -> None:
 
 
 @pytest.fixture(scope="session")
-def triaged() -> Callable[[Path], dict[str, Any]]:
-    """Triage a case file on the CPU, once per session and file: the report in its JSON form, as its types say."""
+def triaged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dict[str, Any]]:
+    """Triage a case file on the CPU, once per file for all processes of a session: the report in its JSON form.
+
+    Its keys are those that its types have.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
 
     @functools.cache
     def report(path: Path) -> dict[str, Any]:
-        report = json.loads(json.dumps(triage(load_case(path), torch.device("cpu")).to_json(), allow_nan=False))
+        kept = shared / f"triaged_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}.json"
+        with FileLock(f"{kept}.lock"):
+            if not kept.exists():
+                text = json.dumps(triage(load_case(path), torch.device("cpu")).to_json(), allow_nan=False)
+                kept.write_text(text, encoding="utf-8")
+        report = json.loads(kept.read_text(encoding="utf-8"))
         assert msgspec.convert(report, ReportJson) == report, "a key that no type of the contract has"
         return report
 
