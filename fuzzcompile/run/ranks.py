@@ -13,7 +13,6 @@ import io
 import os
 import pickle
 import re
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -27,6 +26,7 @@ from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.model.judge_task import NamedFunction
 from fuzzcompile.run.case import Case, CompileSettings, GradMode
 from fuzzcompile.run.observation import Failure, Observation, Value
+from fuzzcompile.run.seats import Seat
 from fuzzcompile.run.sharded_tensors import is_in_group
 from fuzzcompile.run.tensors import reduce_operator
 from fuzzcompile.run.torch_attributes import ReplacedAttribute
@@ -67,26 +67,6 @@ GROUP_LOOKUPS = tuple(
 )
 
 
-@dataclass(frozen=True)
-class Seat:
-    """The place of this process among those that run a script; ``port`` is where they meet, None for any free one.
-
-    ``patience``: seconds for which a collective waits for the others; torch's own default is half an hour.
-    """
-
-    rank: int = 0
-    size: int = 1
-    port: int | None = None
-    patience: float = 60.0
-
-    def environment(self) -> dict[str, str]:
-        """The variables that ``torchrun`` sets on one machine."""
-        rank, size = str(self.rank), str(self.size)
-        numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-        port = str(find_free_port() if self.port is None else self.port)
-        return {**numbers, "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-
-
 @dataclass
 class _Company:
     """Other processes as this one knows them: its own seat among them, and the lead."""
@@ -97,14 +77,6 @@ class _Company:
 
 
 _company = _Company()
-
-
-def find_free_port() -> int:
-    """A port of this machine that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 @contextlib.contextmanager
@@ -131,8 +103,13 @@ def prepare_group(source: str) -> None:
         return
     leave_group()
     os.environ.update(_company.seat.environment())
+    limit_collectives(_company.seat.patience)
+
+
+def limit_collectives(seconds: float) -> None:
+    """Let collectives of groups that are formed from now on wait so long for the others, unless the program says."""
     if torch.distributed.is_available():
-        TIMEOUT.put(timedelta(seconds=_company.seat.patience))
+        TIMEOUT.put(timedelta(seconds=seconds))
 
 
 def leave_group() -> None:

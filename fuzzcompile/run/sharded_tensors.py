@@ -28,6 +28,11 @@ def is_sharded(value: object) -> TypeGuard[DTensor]:
     return loaded is not None and isinstance(value, loaded.DTensor)
 
 
+def is_partial(value: object) -> bool:
+    """Return whether a value is a ``DTensor`` of which each process has an addend."""
+    return is_sharded(value) and any(placement.is_partial() for placement in value.placements)
+
+
 def is_pending(value: object) -> bool:
     """Return whether a value is a tensor that a collective may still fill; any operator on it waits for that."""
     loaded = sys.modules.get(_PENDING)
@@ -57,8 +62,7 @@ def read_values(tensor: torch.Tensor) -> torch.Tensor:
     """
     if not is_sharded(tensor):
         return tensor.clone() if is_pending(tensor) else tensor
-    partial = any(placement.is_partial() for placement in tensor.placements)
-    held: torch.Tensor = tensor.full_tensor() if partial else tensor.to_local()
+    held: torch.Tensor = tensor.full_tensor() if is_partial(tensor) else tensor.to_local()
     return read_values(held)
 
 

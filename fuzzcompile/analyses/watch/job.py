@@ -40,7 +40,10 @@ class _WatchAfterTorch(importlib.abc.MetaPathFinder):
                 execute(module)
                 from fuzzcompile.analyses.watch.watcher import install, observe_compiling
                 from fuzzcompile.run.plants import run_plants
+                from fuzzcompile.run.ranks import limit_collectives
 
+                if self._settings.size > 1:
+                    limit_collectives(self._settings.seconds)
                 run_plants(self._settings.plants)
                 observe_compiling(install(self._settings))
 

@@ -33,7 +33,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuzzcompile.analyses.watch.step_graphs import Graphs
 from fuzzcompile.analyses.watch.step_records import TRAJECTORY, JobState, WatchSettings, append, write_json
 from fuzzcompile.analyses.watch.step_values import StepValues
+from fuzzcompile.compiler.forked_groups import find_size, refuse_groups, rejoin_groups
 from fuzzcompile.model.errors import format_message
+from fuzzcompile.programs.capture.state import renew_reducer
 from fuzzcompile.run.arithmetic_modes import Float64Mode, UlpNoise
 from fuzzcompile.run.tensors import LOW_FLOATS, StorageCopier, is_plain
 
@@ -72,6 +74,13 @@ def _list_leaves() -> list[torch.Tensor]:
     return [tensor for tensor in tensors if tensor.is_leaf and tensor.requires_grad]
 
 
+def _list_replicas() -> list[object]:
+    """The modules of DDP, by type as above."""
+    loaded = sys.modules.get("torch.nn.parallel.distributed")
+    kind = type(None) if loaded is None else loaded.DistributedDataParallel
+    return [value for value in gc.get_objects() if kind in type(value).__mro__]
+
+
 def _convert_to_float64(leaves: Iterable[torch.Tensor]) -> torch.dtype:
     """Convert what gradients accumulate in, and return its widest floating dtype; the mode converts the rest."""
     copier = StorageCopier(double=True)
@@ -95,10 +104,13 @@ _WAIT = 0.02
 
 
 class Queue:
-    """Forks of the script's process that judge samples in the order of the steps; ``state`` counts lost ones."""
+    """Forks of the script's process that judge samples in the order of the steps; ``state`` counts lost ones.
 
-    def __init__(self, state: JobState) -> None:
-        self._state = state
+    ``size`` is how many processes of the script are watched together.
+    """
+
+    def __init__(self, state: JobState, size: int = 1) -> None:
+        self._state, self._size = state, size
         self._judging: list[int] = []  # the processes that judge samples; ``_others`` follow trajectories
         self._others: list[int] = []
 
@@ -106,8 +118,11 @@ class Queue:
         """Return the reason why no sample of a step that can change ``state`` can be taken now; None if it can."""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return "the script uses CUDA, whose processes cannot be forked; steps are judged on the CPU only"
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return "the script is distributed, and its steps need the other processes"
+        if (size := find_size()) is not None:
+            if size != self._size:
+                return f"the script runs in {size} processes, of which {self._size} are watched; watch it with --nproc"
+            if (refused := refuse_groups()) is not None:
+                return refused
         parameters = (tensor for tensor in state if isinstance(tensor, torch.nn.Parameter))
         if any(parameter.is_shared() for parameter in parameters):  # type: ignore[no-untyped-call]
             return "parameters lie in memory that other processes share, which a run beside the script would change"
@@ -286,6 +301,8 @@ class Runner:
         only_writes_below(self.settings.folder)
         torch.set_num_threads(1)  # a fork has none of its parent's threads
         mode, leaves = self.mode, _list_leaves()
+        if find_size() is not None:
+            rejoin_groups(self.settings.meeting(mode.name, self.step), self.settings.seconds)
         if mode.kind == "graphs":
             self._graphs.capture()
         else:
@@ -296,6 +313,8 @@ class Runner:
                 leaf.data = noise.add_noise(leaf.data)
         if mode.kind in ("float64", "exact"):
             self._entered = Float64Mode(keep_casts=mode.kind == "float64", native=_convert_to_float64(leaves))
+            for replica in _list_replicas():
+                renew_reducer(replica)
         elif mode.kind == "noise":
             self._entered = UlpNoise(mode.seed)
         if self._entered is not None:
@@ -327,7 +346,8 @@ class Runner:
         assert self.path is not None
         if self.mode.kind == "graphs":
             folder = self.settings.folder / f"step_{self.step}"
-            folder.mkdir(exist_ok=True)
+            folder = folder / f"rank{self.settings.rank}" if self.settings.rank else folder
+            folder.mkdir(exist_ok=True, parents=True)
             cases = self._graphs.write(folder, self.case_settings, self.settings.state_bytes)
             said = {"cases": [str(case) for case in cases], "left_out": self._graphs.left_out}
             write_json(self.path.with_suffix(".json"), said)

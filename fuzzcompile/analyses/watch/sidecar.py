@@ -6,7 +6,9 @@ script's code: nothing has to be saved or built again, and a flag that flipped i
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import functools
 import json
 import math
 import os
@@ -14,34 +16,40 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from fuzzcompile.analyses.watch.rank_lines import RankLines, accept, answer_first, connect, find_refusal, listen
 from fuzzcompile.analyses.watch.side_processes import Mode, contain, describe_signal, die_with_parent
 from fuzzcompile.analyses.watch.step_graphs import layer_at
 from fuzzcompile.analyses.watch.step_records import (
     STEPS,
     STOP,
     TRAJECTORY,
-    WORK,
     StepReport,
     WatchSettings,
     append,
+    calls_collectives,
     lines,
     write_json,
     wrong_by_value,
 )
 from fuzzcompile.analyses.watch.step_values import StepValues
+from fuzzcompile.compiler.forked_groups import find_size, rejoin_groups
 from fuzzcompile.compiler.torch_config import compile_in_process
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.oracle.judgement import Judgement, Observations, judge
-from fuzzcompile.model.errors import describe_error
+from fuzzcompile.model.errors import describe_error, format_message
+from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.model.verdicts import AGREEING, Comparison, Verdict
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run.observation import Observation
+from fuzzcompile.run.ranks import Leader, RankLost, lead_ranks
+from fuzzcompile.run.ranks import follow as follow_order
 
 # The judgement of a step: its compiled values against those of the runs beside it.
 
@@ -98,8 +106,10 @@ def reported(step: int, runs: StepRuns, judgement: Judgement) -> StepReport:
     comparisons = [comparison for comparison in judgement.comparisons if comparison.name in groups]
     worst, verdict, detail = judgement.worst, judgement.verdict, judgement.detail
     off = [c for c in comparisons if c.finding not in ("same", "close")]
+    ranks = _find_ranks(groups, [c for c in off if c.finding != "far" or not c.within_scaled_tolerance])
     if not detail and off and verdict not in (Verdict.EQUAL, Verdict.ROUNDING):
         first, more = off[0], f" and {len(off) - 1} more" if len(off) > 1 else ""
+        more += f" (rank {', '.join(map(str, ranks))})" if ranks else ""
         eager = f"where eager is off by {_relative(first, first.max_abs_error_eager):.1e}"
         detail = f"{first.name}{more}: off by {first.relative_error:.1e} of its size, {eager}"
     # Parameters that are wrong because their gradients are do not make it a ``miscompile``.
@@ -121,7 +131,15 @@ def reported(step: int, runs: StepRuns, judgement: Judgement) -> StepReport:
         loss={run: loss for run, loss in numbers.items() if math.isfinite(loss)},
         unseen=tuple(_unseen(runs)),
         seconds=sum(run.seconds for run in (runs.eager, runs.reference, *runs.noisy) if run is not None),
+        ranks=ranks if verdict.is_bug else (),
     )
+
+
+def _find_ranks(names: Iterable[str], wrong: Sequence[Comparison]) -> tuple[int, ...]:
+    """The ranks of values that are wrong; empty where one process runs the script."""
+    if all(ObservableName.parse(name).rank is None for name in names):
+        return ()
+    return tuple(sorted({ObservableName.parse(comparison.name).rank or 0 for comparison in wrong}))
 
 
 def _is_gross(comparison: Comparison) -> bool:
@@ -174,6 +192,8 @@ def _unseen(runs: StepRuns) -> Iterator[str]:
         yield f"{len(missing)} values that only one of the runs has, such as {min(missing)}"
     if compiled.left_out:
         yield f"{compiled.left_out} values beyond what is kept of a step"
+    if compiled.partial:
+        yield f"{compiled.partial} partial results, of which each rank has an addend"
     if compiled.sampled:
         yield f"of {compiled.sampled} large tensors some rows only"
 
@@ -210,6 +230,7 @@ def _run_contained(body: Callable[[int | None], None], keep: int, *, announce: b
     try:
         heard = os.dup(2) if announce else None
         contain({keep} if heard is None else {keep, heard})
+        torch.set_num_threads(1)  # a fork has none of its parent's, and would wait for them
         body(heard)
     except _IsRun as run:
         mode: Mode = run.args[0]
@@ -244,6 +265,24 @@ def _ended(pid: int, deadline: float) -> str:
         time.sleep(_POLL)
 
 
+@dataclass(frozen=True)
+class CapturedCases:
+    """The case files that a rank has written of the graphs of a step, and what no case file can hold."""
+
+    cases: tuple[Path, ...]
+    left_out: tuple[str, ...]
+
+
+def prepare_compiler(settings: WatchSettings, step: int, *, together: bool) -> None:
+    """Make this fork one that compiles cases as the script compiles its program, on all ranks where ``together``."""
+    torch.set_num_threads(1)  # a fork has none of its parent's threads
+    compile_in_process()
+    torch.compiler.set_stance("default")
+    torch.compiler.reset()
+    if find_size() == 1 or together:
+        rejoin_groups(settings.meeting("triage", step), settings.seconds)
+
+
 class StepSupervisor:
     """Judges one sampled step, in a fork of the script; what is wrong is said on its standard error with ``announce``.
 
@@ -252,9 +291,10 @@ class StepSupervisor:
 
     def __init__(self, settings: WatchSettings, step: int, *, announce: bool) -> None:
         self.settings, self.folder, self.step, self.announce = settings, settings.folder, step, announce
-        self.work, self.lock = self.folder / WORK / f"step_{step}", self.folder / WORK / f"{step:09d}.lock"
+        self.work, self.lock = settings.work / f"step_{step}", settings.work / f"{step:09d}.lock"
         self.work.mkdir(parents=True, exist_ok=True)
         self.script = os.getpid()
+        self.others = RankLines([])
 
     def path(self, run: str) -> Path:
         """The file of a run's values."""
@@ -271,17 +311,39 @@ class StepSupervisor:
                     fcntl.flock(lock, fcntl.LOCK_SH)
         if self.settings.stop_at_first and (self.folder / STOP).exists():
             return
+        if self.settings.rank:
+            answer_first(self.settings, self.step, self)
+        else:
+            self._report(heard)
+        for path in self.work.glob("*.pt"):
+            path.unlink()
+
+    def _report(self, heard: int | None) -> None:
         try:
-            report = self._judged()
+            report = self._judged_with_others()
             report = StepReport(self.step, None, detail=report) if isinstance(report, str) else report
+        except RankLost as error:
+            report = StepReport(self.step, None, detail=format_message(error))
         except Exception as error:  # ours, of any kind: the step is reported as not judged
             report = StepReport(self.step, None, detail=f"internal error ({describe_error(error, 280)})")
         append(self.folder / STEPS, asdict(report))
-        for path in self.work.glob("*.pt"):
-            path.unlink()
+        self.others.dismiss()
         if report.unexplained and heard is not None:
             said = f"rounding does not explain step {self.step} ({report.verdict}; {report.detail}); see {self.folder}"
             os.write(heard, f"fuzzcompile watch: {said}\n".encode())
+
+    def _judged_with_others(self) -> StepReport | str:
+        if self.settings.size == 1:
+            return self._judged()
+        with listen(self.settings, f"line{self.step}") as listener:
+            refusal = functools.partial(find_refusal, self.settings, self.step)
+            self.others = RankLines(accept(listener, self.settings, refusal))
+        return self._judged()
+
+    def _everywhere(self, name: str, *args: object) -> list[Any]:
+        """What a method of this class answers here and beside the other ranks, in their order."""
+        self.others.ask(name, *args)
+        return [getattr(self, name)(*args), *self.others.collect()]
 
     def _judged(self) -> StepReport | str:
         """The report, or why there is no verdict."""
@@ -292,12 +354,10 @@ class StepSupervisor:
             return f"in eager mode the step raises {': '.join(eager.failure)}"
         reference, _ = self._values(Mode("float64"))
         noisy = self._noisy(_NOISE)
-        path = self.path("compiled")  # of the script itself, once it has ended the step
-        while not path.exists() and os.getppid() == self.script:
-            time.sleep(_POLL)
-        if not path.exists():
-            return "the script ended before the step did"
-        runs = StepRuns(StepValues.load(path), eager, reference, noisy)
+        compiled = self._everywhere("wait_for_script")
+        if None in compiled:
+            return "the script ended before the step did" + self._name_rank(compiled.index(None))
+        runs = StepRuns(StepValues.merged([StepValues.load(path) for path in compiled]), eager, reference, noisy)
         if runs.compiled.failure is None and not eager.draws_alike(runs.compiled):
             return OWN_RANDOM
         judgement = judged(runs)
@@ -339,13 +399,23 @@ class StepSupervisor:
         return replace(attributed, verdict=verdict, cases=(), detail=detail)
 
     def _attributed(self, report: StepReport) -> StepReport:
-        _, why = self._values(Mode("graphs"))
-        written = self.path("graphs").with_suffix(".json")
-        said = json.loads(written.read_text(encoding="utf-8")) if written.exists() else {"cases": [], "left_out": []}
-        cases, unseen = [Path(case) for case in said["cases"]], (*report.unseen, *said["left_out"])
-        if why and not cases:
-            unseen = (*unseen, f"the graphs of the step could not be captured: the run {why}")
-        answer = self._triaged(cases) if cases else None
+        self._prepare_meeting("graphs")
+        written: list[CapturedCases] = self._everywhere("capture")
+        cases, unseen = written[0].cases, (*report.unseen, *written[0].left_out)
+        together = any(map(calls_collectives, cases))
+        if together and len({len(each.cases) for each in written}) > 1:
+            unseen, together = (
+                (*unseen, "collectives of the step's graphs, of which not all ranks have the same"),
+                False,
+            )
+            cases = ()
+        self._prepare_meeting("triage")
+        answer = self._triaged_together(cases) if together else self.triage_cases(cases) if cases else None
+        if not together and (answer is None or not wrong_by_value(answer)):
+            self.others.ask("triage_captured")
+            for each, said in zip(written[1:], self.others.collect(), strict=True):
+                if said is not None and (answer is None or wrong_by_value(said)):
+                    cases, answer = each.cases, said
         culprit, layer = {} if answer is None else answer.get("culprit"), None
         site = re.match(r"(.+\.py):(\d+)", str(culprit.get("site"))) if isinstance(culprit, dict) else None
         for case in cases:
@@ -353,23 +423,38 @@ class StepSupervisor:
                 layer = layer_at(case, int(site[2]))
         return replace(report, cases=tuple(map(str, cases)), report=answer, layer=layer, unseen=unseen)
 
-    def _triaged(self, cases: Sequence[Path]) -> dict[str, object] | None:
+    def capture(self) -> CapturedCases:
+        """The graphs of the step on this rank, as case files."""
+        _, why = self.run(Mode("graphs"))
+        written = self.path("graphs").with_suffix(".json")
+        said = json.loads(written.read_text(encoding="utf-8")) if written.exists() else {"cases": [], "left_out": []}
+        if why and not said["cases"]:
+            said["left_out"].append(f"the graphs of the step could not be captured: the run {why}")
+        self.captured = CapturedCases(tuple(map(Path, said["cases"])), tuple(said["left_out"]))
+        return self.captured
+
+    def triage_captured(self) -> dict[str, object] | None:
+        """What triage says of this rank's own cases."""
+        return self.triage_cases(self.captured.cases)
+
+    def triage_cases(
+        self, cases: Sequence[Path], lead: Callable[[], contextlib.AbstractContextManager[None]] | None = None
+    ) -> dict[str, object] | None:
         """The report on the first case with wrong values, or else on the first one.
 
         It is made in a fork, where the compiler is as it was in that step. Attribution of a case begins no further
-        compile after the settings' seconds, but for a share that is left to the judgement.
+        compile after the settings' seconds, but for a share that is left to the judgement. With ``lead``, each case is
+        triaged in a block of it, by all ranks.
         """
         answer, seconds = self.work / "triage.json", self.settings.seconds
 
-        def triage_cases() -> None:
-            torch.set_num_threads(1)  # a fork has none of its parent's threads
-            compile_in_process()
-            torch.compiler.set_stance("default")
-            torch.compiler.reset()
+        def triage_each() -> None:
+            prepare_compiler(self.settings, self.step, together=lead is not None)
             for path in cases:
                 try:
                     case, deadline = load_case(path), time.monotonic() + 0.6 * seconds
-                    said = triage(case, torch.device("cpu"), deadline=deadline).to_json()
+                    with lead() if lead is not None else contextlib.nullcontext():
+                        said = triage(case, torch.device("cpu"), deadline=deadline).to_json()
                 except Exception:  # a case that cannot be judged must not cost the others
                     continue
                 wrong = wrong_by_value(said)
@@ -378,16 +463,67 @@ class StepSupervisor:
                 if wrong:
                     return
 
-        _ended(_fork(triage_cases), time.monotonic() + seconds * len(cases))
+        _ended(_fork(triage_each), time.monotonic() + seconds * len(cases))
         said: dict[str, object] | None = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else None
         return said
+
+    def _triaged_together(self, cases: Sequence[Path]) -> dict[str, object] | None:
+        """The same of cases that call collectives: all ranks run what this one's triage runs, each its own case."""
+        with listen(self.settings, f"triage{self.step}") as listener:
+
+            @contextlib.contextmanager
+            def lead() -> Iterator[None]:
+                with lead_ranks(Leader(accept(listener, self.settings), lambda _: None)):
+                    yield
+
+            self.others.ask("follow_triage")
+            answer = self.triage_cases(cases, lead)
+        self.others.collect()
+        return answer
+
+    def follow_triage(self) -> None:
+        """Run this rank's cases as the first rank's triage says."""
+
+        def follow_each() -> None:
+            prepare_compiler(self.settings, self.step, together=True)
+            for path in self.captured.cases:
+                case = load_case(path)
+                line = connect(self.settings, f"triage{self.step}", once=True)
+                if line is None:
+                    return
+                follow_order(line, case, torch.device("cpu"))
+
+        _ended(_fork(follow_each), time.monotonic() + self.settings.seconds * len(self.captured.cases))
 
     def _noisy(self, seeds: Sequence[int]) -> list[StepValues]:
         runs = [self._values(Mode("noise", seed))[0] for seed in seeds]
         return [values for values in runs if values is not None and values.failure is None]
 
     def _values(self, mode: Mode) -> tuple[StepValues | None, str]:
+        """What all ranks saw in a run; None, and why, if one of them did not come to the end of it."""
+        self._prepare_meeting(mode.name)
+        ran: list[tuple[Path | None, str]] = self._everywhere("run", mode)
+        lost = next((rank for rank, (path, _) in enumerate(ran) if path is None), None)
+        if lost is not None:
+            return None, f"{ran[lost][1]}{self._name_rank(lost)}"
+        return StepValues.merged([StepValues.load(path) for path, _ in ran if path is not None]), ""
+
+    def run(self, mode: Mode) -> tuple[Path | None, str]:
+        """The file of this rank's values in a run; None, and why, if it did not come to its end."""
         path = self.path(mode.name)
         path.unlink(missing_ok=True)
         why = _ended(_fork(mode), time.monotonic() + self.settings.seconds)
-        return (StepValues.load(path), "") if path.exists() else (None, why or "ended before the step did")
+        return (path, "") if path.exists() else (None, why or "ended before the step did")
+
+    def wait_for_script(self) -> Path | None:
+        """The file of the values of this rank's own process, once that has ended the step; None if it never does."""
+        path = self.path("compiled")
+        while not path.exists() and os.getppid() == self.script:
+            time.sleep(_POLL)
+        return path if path.exists() else None
+
+    def _prepare_meeting(self, what: str) -> None:
+        self.settings.meeting(what, self.step).unlink(missing_ok=True)
+
+    def _name_rank(self, rank: int) -> str:
+        return f" (rank {rank})" if self.settings.size > 1 else ""

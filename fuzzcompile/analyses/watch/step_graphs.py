@@ -80,8 +80,18 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
+_GROUP = """
+if not dist.is_initialized():
+    dist.init_process_group("gloo")
+"""
+
+
 def write_case(program: Program, path: Path, state_bytes: int) -> Path:
-    """Write a case file with its values beside it; beyond ``state_bytes`` in all, the largest become random ones."""
+    """Write a case file with its values beside it; beyond ``state_bytes`` in all, the largest become random ones.
+
+    One that calls collectives forms a group, and takes the values of another rank than the first from a folder of the
+    name ``rank1``, where that rank's own file is.
+    """
     from safetensors.torch import save_file
 
     program, total, small = use_plain_names(program), 0, set[str]()
@@ -94,7 +104,13 @@ def write_case(program: Program, path: Path, state_bytes: int) -> Path:
         return input_ if is_kept else replace(input_, fill="randn", values=None)
 
     program, state = program.map_inputs(bounded), path.with_suffix(".safetensors")
-    lines, values = [f'    VALUES = load_file(Path(__file__).with_name("{state.name}"))'], dict[str, torch.Tensor]()
+    source, values = write_source(program), dict[str, torch.Tensor]()
+    lines = [f'    VALUES = load_file(Path(__file__).with_name("{state.name}"))']
+    if (collective := "c10d" in source) is True:
+        lines[:] = [
+            f'    own = Path(__file__).parent / f"rank{{dist.get_rank()}}" / "{state.name}"',
+            f'    VALUES = load_file(own if own.exists() else Path(__file__).with_name("{state.name}"))',
+        ]
     for input_ in program.inputs:
         if input_.fill == "recorded" and input_.values is not None:
             values[input_.name] = input_.values.contiguous().clone()
@@ -103,10 +119,10 @@ def write_case(program: Program, path: Path, state_bytes: int) -> Path:
                 made = f"torch.empty_strided({input_.shape}, {input_.stride}, dtype={value}.dtype)"
                 lines.append(f"    {value} = {made}.copy_({value})")
     save_file(values, state)
-    source = re.sub(
-        r"^    VALUES = torch\.load\(.*\)$", lambda _: "\n".join(lines), write_source(program), flags=re.MULTILINE
-    )
-    source = source.replace("import torch\n", "import torch\nfrom safetensors.torch import load_file\n", 1)
+    source = re.sub(r"^    VALUES = torch\.load\(.*\)$", lambda _: "\n".join(lines), source, flags=re.MULTILINE)
+    distributed = "import torch.distributed as dist\n" if collective else ""
+    imports = f"import torch\n{distributed}from safetensors.torch import load_file\n"
+    source = source.replace("import torch\n", f"{imports}{_GROUP if collective else ''}", 1)
     layers = {s.name: layer for s in program.statements if (layer := _ROOT.sub("", s.module))}
 
     def named(match: re.Match[str]) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median
 
@@ -46,6 +46,7 @@ class StepReport:
     report: dict[str, object] | None = None  # what triage says of the step, if it was asked (``triage --json``)
     layer: str | None = None  # the module to which the culprit's site belongs
     seconds: float = 0.0  # wall time of the runs beside the script
+    ranks: tuple[int, ...] = ()  # where several processes run the script: those whose values rounding does not explain
 
 
 @dataclass
@@ -85,10 +86,10 @@ def write_json(path: Path, value: object) -> None:
     draft.replace(path)
 
 
-def read_job(folder: Path) -> JobState:
-    """Read the counters of the script's process."""
+def read_job(path: Path) -> JobState:
+    """Read the counters of a process of the script."""
     try:
-        return JobState(**json.loads((folder / JOB).read_text(encoding="utf-8")))
+        return JobState(**json.loads(path.read_text(encoding="utf-8")))
     except OSError:  # it has not written anything yet
         return JobState()
 
@@ -96,6 +97,11 @@ def read_job(folder: Path) -> JobState:
 def wrong_by_value(report: Mapping[str, object]) -> bool:
     """Return whether triage found what can make a step wrong: wrong values, not a wrong stride or an error."""
     return bool(report.get("is_bug")) and Verdict(str(report["verdict"])).kind == "values"
+
+
+def calls_collectives(case: Path) -> bool:
+    """Return whether a case file runs in several processes alone."""
+    return "c10d" in case.read_text(encoding="utf-8")
 
 
 # What a watch was asked for. Needs no torch: the script's process reads it before the script imports torch.
@@ -117,6 +123,31 @@ class WatchSettings:
     trajectory: int = 64  # steps for which eager trajectories beside the script are followed
     seconds: float = 300.0  # time limit of each run beside the script, and of attributing one step
     state_bytes: int = 2**30  # largest state of a written case; values beyond it are replaced by random ones
+    # The place of the script's process among those that run it; the first judges what all of them saw.
+    rank: int = 0
+    size: int = 1
+
+    def at(self, rank: int) -> WatchSettings:
+        """The same watch in another process of the script."""
+        return replace(self, rank=rank)
+
+    @property
+    def work(self) -> Path:
+        """The folder of what this rank's processes hand to each other."""
+        return self.folder / WORK / f"rank{self.rank}" if self.rank else self.folder / WORK
+
+    @property
+    def job(self) -> Path:
+        """The file of this rank's counters."""
+        return (self.work if self.rank else self.folder) / JOB
+
+    def refused(self, step: int) -> Path:
+        """The file by which this rank says that it could not take a sample of a step, and why."""
+        return self.work / f"{step}.refused"
+
+    def meeting(self, what: str, step: int) -> Path:
+        """The file over which the ranks' runs of one kind in a step form their group."""
+        return self.folder / WORK / f"{step}_{what}.group"
 
 
 # Losses that differ by less, relative to their size, have not parted visibly.
@@ -169,15 +200,21 @@ class Trajectories:
 
 
 def losses(folder: Path) -> tuple[dict[str, dict[int, float]], str]:
-    """The loss by step of each trajectory in a watch's folder, and why one ended early."""
-    seen: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    """The loss by step of each trajectory in a watch's folder, the mean of all ranks, and why one ended early."""
+    seen: dict[str, dict[int, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
     ended = ""
     for entry in lines(folder / TRAJECTORY):
         if "loss" in entry:
-            seen[str(entry["run"])][int(str(entry["step"]))].append(float(str(entry["loss"])))
+            held = int(str(entry.get("rank", 0))), float(str(entry["loss"]))
+            seen[str(entry["run"])][int(str(entry["step"]))].append(held)
         else:
-            ended = str(entry["ended"])
-    return {run: {step: fmean(values) for step, values in steps.items()} for run, steps in seen.items()}, ended
+            ended = ended or str(entry["ended"])  # what follows is that of ranks that lost this one
+    ranks = {rank for steps in seen.values() for values in steps.values() for rank, _ in values}
+    means: dict[str, dict[int, float]] = {}
+    for run, steps in seen.items():
+        whole = {step: values for step, values in steps.items() if {rank for rank, _ in values} == ranks}
+        means[run] = {step: fmean(loss for _, loss in values) for step, values in whole.items()}
+    return means, ended
 
 
 def compared(losses: Mapping[str, Mapping[int, float]], ended: str = "") -> Trajectories | None:
@@ -218,6 +255,8 @@ class Summary:
     steps: tuple[StepReport, ...]  # the sampled steps in their order
     trajectories: Trajectories | None = None  # None if the script trains nothing, or for too few steps
     script_status: int | None = None  # the script's own; None if it was ended by this program, or did not end
+    nproc: int = 1  # processes that the script runs in
+    script_rank: int | None = None  # the rank of that status, where the script runs in several processes and one failed
     interrupted: bool = False  # the user ended it
     report: Mapping[str, object] | None = None  # what triage says of the first unexplained step
     case: Path | None = None  # the case file that it is about
@@ -246,6 +285,8 @@ class Summary:
             "unexplained": [step.step for step in self.unexplained],
             "trajectories": None if self.trajectories is None else self.trajectories.to_json(),
             "script_status": self.script_status,
+            "nproc": self.nproc,
+            "script_rank": self.script_rank,
             "interrupted": self.interrupted,
             "case": None if self.case is None else str(self.case),
             "alone": self.alone,
@@ -261,10 +302,17 @@ def steps_in(folder: Path) -> list[StepReport]:
 
 def summarise(script: str, folder: Path, *, script_status: int | None, interrupted: bool) -> Summary:
     """Summarise the files of a watch."""
-    job, steps, trajectories, report, case = read_job(folder), steps_in(folder), compared(*losses(folder)), None, None
+    job, steps, trajectories, report, case = (
+        read_job(folder / JOB),
+        steps_in(folder),
+        compared(*losses(folder)),
+        None,
+        None,
+    )
     for step in steps:
         if step.unexplained and step.report is not None:
             report = step.report
             case = next((Path(path) for path in step.cases if Path(path).stem == report.get("case")), None)
             break
-    return Summary(script, folder, job, tuple(steps), trajectories, script_status, interrupted, report, case)
+    found = Summary(script, folder, job, tuple(steps), trajectories, script_status)
+    return replace(found, interrupted=interrupted, report=report, case=case)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,9 @@ from torch.utils import _pytree as pytree
 
 from fuzzcompile.run.case import Arguments
 from fuzzcompile.run.observation import Failure, Observation, Value
+from fuzzcompile.run.ranks import name_on_rank
 from fuzzcompile.run.reachable_state import ReachedObjects
+from fuzzcompile.run.sharded_tensors import is_partial, read_part, read_values
 from fuzzcompile.run.tensors import densify, name_leaves
 
 # Elements kept of one tensor and of one step: rows at equal distances of what is larger.
@@ -46,6 +48,7 @@ class StepValues:
     seconds: float = 0.0  # wall time of the run
     left_out: int = 0  # values that were too many to keep
     sampled: int = 0  # values of which some rows were kept
+    partial: int = 0  # values of which this process has an addend: the sum would be a collective of the script's
     _elements: int = 0
 
     @classmethod
@@ -58,7 +61,11 @@ class StepValues:
         while name in self.values:
             name = f"{name}'"
         if isinstance(value, torch.Tensor):
-            kept = _rows(densify(value.detach()))
+            if is_partial(value):
+                self.partial += 1
+                return
+            value = read_values(value.detach())
+            kept = _rows(densify(value))
             self.sampled += kept.numel() < value.numel()
             if self._elements + kept.numel() > MOST_IN_STEP:
                 self.left_out += 1
@@ -81,7 +88,8 @@ class StepValues:
         for name, gradient in graded.items() if not norm_only else ():
             self.add("gradients", f"gradient of {name}{when}", gradient)
         if graded:
-            norms = [torch.linalg.vector_norm(densify(gradient)) for gradient in graded.values()]
+            parts = (read_part(gradient) for gradient in graded.values())  # the norm of what this process has
+            norms = [torch.linalg.vector_norm(densify(part)) for part in parts]
             self.add("gradient_norm", f"gradient norm{when}", torch.linalg.vector_norm(torch.stack(norms)))
 
     def end(self, reason: str = "") -> None:
@@ -109,6 +117,32 @@ class StepValues:
         """The values that :meth:`save` wrote."""
         made = cls()
         vars(made).update(torch.load(path, weights_only=True))
+        return made
+
+    @classmethod
+    def merged(cls, ranks: Sequence[StepValues]) -> StepValues:
+        """The values of all ranks of a program: those of others than the first are named after their rank.
+
+        A rank whose run ends takes those of the others with it, which miss it in their next collective.
+        """
+        if len(ranks) == 1:
+            return ranks[0]
+        ended = next((f"rank {rank}: {values.ended}" for rank, values in enumerate(ranks) if values.ended), "")
+        failed = [(rank, *values.failure) for rank, values in enumerate(ranks) if values.failure is not None]
+        made = cls(ended=ended, seconds=max(values.seconds for values in ranks))
+        if failed and not ended:
+            rank, kind, message = failed[0]
+            made.failure = kind, f"{message} (rank {rank})" if len(failed) < len(ranks) else message
+        for rank, values in enumerate(ranks):
+            named = {name_on_rank(name, rank) if rank else name: held for name, held in values.values.items()}
+            made.values.update(named)
+            made.casts |= values.casts
+            made.left_out += values.left_out
+            made.sampled += values.sampled
+            made.partial += values.partial
+        for moment in zip(*(values.streams for values in ranks), strict=False):
+            drawn = {(rank, name): state for rank, streams in enumerate(moment) for name, state in streams.items()}
+            made.streams.append({f"rank{rank}.{name}": state for (rank, name), state in drawn.items()})
         return made
 
     def observation(self, names: set[str]) -> Observation:

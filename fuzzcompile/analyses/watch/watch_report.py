@@ -11,7 +11,7 @@ from markupsafe import Markup
 from rich.console import Console
 from rich.table import Table
 
-from fuzzcompile.analyses.watch.step_records import StepReport, Summary, losses, wrong_by_value
+from fuzzcompile.analyses.watch.step_records import StepReport, Summary, calls_collectives, losses, wrong_by_value
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.hints import format_command
 from fuzzcompile.model.templates import get_environment as templates
@@ -84,9 +84,10 @@ def conclusions(summary: Summary) -> Iterator[str]:
     """Yield the results of the watch, in sentences."""
     job, judged, unjudged = summary.job, summary.judged, [step for step in summary.steps if step.verdict is None]
     names = ", ".join(dict.fromkeys(job.callables)) or "no compiled callable"
+    together = f" in each of {summary.nproc} processes" if summary.nproc > 1 else ""
     ending = "; interrupted" if summary.interrupted else ""
     of_samples = f"{len(judged)} of {len(job.sampled)} samples judged"
-    yield f"{summary.script}: {job.steps} steps ({job.calls} calls of {names}), {of_samples}{ending}"
+    yield f"{summary.script}: {job.steps} steps ({job.calls} calls of {names}){together}, {of_samples}{ending}"
     yield from (f"  {count} samples skipped: {reason}" for reason, count in job.skipped.items())
     yield from (f"  {count} samples lost: their process was {reason}" for reason, count in job.lost.items())
     for reason, count in Counter(step.detail for step in unjudged).items():
@@ -96,7 +97,8 @@ def conclusions(summary: Summary) -> Iterator[str]:
     if job.error is not None:
         yield f"  watching ended with an internal error ({job.error}); report it to the fuzzcompile developers"
     if summary.script_status:
-        yield f"  the script ended by itself with exit status {summary.script_status}"
+        where = "" if summary.script_rank is None else f" on rank {summary.script_rank}, and the other ranks with it,"
+        yield f"  the script ended by itself{where} with exit status {summary.script_status}"
     if summary.unexplained:
         yield from _about_first(summary, summary.unexplained[0])
     elif doubtful := [str(step.step) for step in judged if step.verdict == "suspicious"]:
@@ -128,11 +130,14 @@ def _about_first(summary: Summary, first: StepReport) -> Iterator[str]:
 
 def advice(summary: Summary) -> Iterator[str]:
     """Return the next thing to do, as a sentence."""
-    if summary.case is not None:
+    if summary.case is not None and summary.nproc > 1 and calls_collectives(summary.case):
+        yield f"Next: {format_command('triage', summary.case, nproc=summary.nproc)}"
+    elif summary.case is not None:
         yield f"Next: {format_command('triage', summary.case)}; {format_command('minimize', summary.case)}"
     elif summary.unexplained:
         step = summary.unexplained[0].step
-        again = format_command("watch", summary.script, every=step, steps=step)
+        several = summary.nproc if summary.nproc > 1 else None
+        again = format_command("watch", summary.script, every=step, steps=step, nproc=several)
         yield f"Next, with more time (--timeout) and the script's arguments: {again}"
     elif not summary.job.calls:
         yield "Next: call torch.compile in this process, before the first step; or wrap a step with fuzzcompile.watch."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import itertools
 import os
 import sys
 import threading
@@ -26,16 +27,15 @@ from fuzzcompile.analyses.watch.sidecar import StepSupervisor, follow
 from fuzzcompile.analyses.watch.step_graphs import case_settings
 from fuzzcompile.analyses.watch.step_records import (
     DEFAULT_EVERY,
-    JOB,
     STOP,
     TRAJECTORY,
-    WORK,
     JobState,
     WatchSettings,
     append,
     write_json,
 )
 from fuzzcompile.analyses.watch.step_values import StepRecording, named_state
+from fuzzcompile.compiler.forked_groups import find_size, share_text
 from fuzzcompile.compiler.torch_api import (
     BACKWARD,
     COMPILE,
@@ -48,6 +48,7 @@ from fuzzcompile.compiler.torch_config import load_config
 from fuzzcompile.model.errors import UsageError, describe_error
 from fuzzcompile.report.output_files import make_next_folder
 from fuzzcompile.run.case import Arguments
+from fuzzcompile.run.sharded_tensors import find_rank
 
 # Callables that report their calls, in place of those that ``torch.compile`` returns or that a user names.
 
@@ -182,7 +183,7 @@ class Watcher:
         self._calls = 0
         self._open: StepRecording | None = None
         self._runner: Runner | None = None
-        self._queue = Queue(self.state)
+        self._queue = Queue(self.state, settings.size)
         self._followed: range | None = None
         self._hears_backward = False
 
@@ -194,6 +195,8 @@ class Watcher:
         """Before a call of a watched callable; whether :meth:`leave` must follow it."""
         if self._depth or self._is_off or threading.get_ident() != self._thread or torch.compiler.is_compiling():
             return False
+        if torch._C._current_graph_task_id() != -1:
+            return False  # called by a hook of a backward pass: a part of it
         self._depth += 1
         try:
             with self._contained():
@@ -301,11 +304,14 @@ class Watcher:
         named = named_state(watched.target, arguments)
         refusal = self._queue.refusal(named.values())
         if refusal is not None:
+            if self.settings.size > 1:
+                self.settings.refused(number).parent.mkdir(parents=True, exist_ok=True)
+                self.settings.refused(number).write_text(refusal, encoding="utf-8")
             self.state.skipped[refusal] = self.state.skipped.get(refusal, 0) + 1
             return
         if self._followed is None and torch.is_grad_enabled():
             self._followed = range(number, number + self.settings.trajectory)
-            lock = self._folder / WORK / "followed.lock"
+            lock = self.settings.work / "followed.lock"
             mode = self._queue.forked(lambda keep: follow(self.settings, keep), lock, counts=False)
             if mode is not None:
                 self._run_as(mode, None, {})
@@ -373,7 +379,8 @@ class Watcher:
                     self._open.values.add("loss", "loss", root)
             run, step = "compiled" if self._runner is None else self._runner.trajectory, self.state.steps
             if run and scalars and self._followed is not None and step in self._followed:
-                entry = {"run": run, "step": step, "loss": float(scalars[0].detach())}
+                loss = float(scalars[0].detach())
+                entry = {"run": run, "step": step, "loss": loss, "rank": self.settings.rank}
                 with guard.paused():
                     append(self._folder / TRAJECTORY, entry)
 
@@ -391,7 +398,7 @@ class Watcher:
 
     def _write(self) -> None:
         try:
-            write_json(self._folder / JOB, asdict(self.state))
+            write_json(self.settings.job, asdict(self.state))
         except OSError as error:
             self.state.error = describe_error(error)
 
@@ -406,6 +413,38 @@ def install(settings: WatchSettings, *, announce: bool = False) -> Watcher:
     register_optimizer_step_post_hook(watcher.optimized)
     atexit.register(watcher.ended)
     return watcher
+
+
+_MEETING_SECONDS = 60.0
+_watches = itertools.count()  # of this process; of all ranks, if they call `watch` alike
+
+
+def _find_place() -> tuple[int, int]:
+    """The rank of this process among those of the program, and how many there are."""
+    size = find_size()
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if size is None and started > 1:
+        raise UsageError(
+            f"This is one of {started} processes, which cannot agree yet on what to watch: call "
+            "torch.distributed.init_process_group() before fuzzcompile.watch()."
+        )
+    if size is None or size == 1:
+        return 0, 1
+    if int(os.environ.get("LOCAL_WORLD_SIZE", size)) != size:
+        raise UsageError("watch() reaches the processes of one machine, and the program runs on several: use one.")
+    return find_rank(), size
+
+
+def _choose_folder(out: Path, rank: int, size: int) -> Path:
+    """A new folder for what is seen; the first rank makes it, and the others learn of it."""
+    made = make_next_folder(out, "out=").resolve() if rank == 0 else None
+    if size == 1 and made is not None:
+        return made
+    key = f"fuzzcompile.watch.{next(_watches)}"
+    try:
+        return Path(share_text(key, None if made is None else str(made), _MEETING_SECONDS))
+    except RuntimeError as error:
+        raise UsageError("The first rank does not call fuzzcompile.watch(): call it in every process.") from error
 
 
 Step = TypeVar("Step", bound=Callable[..., object])
@@ -423,12 +462,18 @@ def watch(step: Step, *, every: int = DEFAULT_EVERY, out: str | Path = "watch") 
     ``step`` is a module (compiled or not), what ``torch.compile`` returned, or a function that calls such things. A
     module is returned as it is, else a function that calls it, with its attributes. UsageError if it cannot be called,
     or for an ``every`` below 1.
+
+    A program that ``torchrun`` has started calls it in every process, once they have formed their group: a step is
+    judged over all of them together, in the folder of the first. UsageError before they have, for processes on
+    several machines, and where the first rank does not call it within a minute.
     """
     if not callable(step) or isinstance(step, type):
         raise UsageError(f"watch() takes a module or a function, not {step!r:.80}; pass the step itself.")
     if every < 1:
         raise UsageError(f"watch(every={every}): sample at least every step, with every=1 or more.")
-    watcher = install(WatchSettings(make_next_folder(Path(out), "out="), every), announce=True)
+    rank, size = _find_place()
+    settings = WatchSettings(_choose_folder(Path(out), rank, size), every, rank=rank, size=size)
+    watcher = install(settings, announce=rank == 0)
     watcher.state.callables.append(Watched(unwrap_compiled(step)).name)
     if isinstance(step, nn.Module):
         return cast("Step", watched_module(step, watcher))

@@ -51,7 +51,8 @@ from fuzzcompile.run.footprint import refuse_oversized
 from fuzzcompile.run.plants import run_plants
 from fuzzcompile.run.pool.worker import get_current_device, get_worker_number, restore_streams, retire, say, use_device
 from fuzzcompile.run.pool.worker_pool import WorkerPool
-from fuzzcompile.run.ranks import NotOnAllRanks, RankLost, Seat, follow, leave_group, take_seat
+from fuzzcompile.run.ranks import NotOnAllRanks, RankLost, follow, leave_group, take_seat
+from fuzzcompile.run.seats import Seat
 
 # Process-wide state that a case may change, restored after the case.
 

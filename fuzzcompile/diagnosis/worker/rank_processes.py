@@ -15,7 +15,8 @@ from fuzzcompile.model.errors import CaseError, format_message
 from fuzzcompile.model.judge_task import JudgeTask, NamedFunction
 from fuzzcompile.run.pool.worker import say
 from fuzzcompile.run.pool.worker_pool import WorkerPool
-from fuzzcompile.run.ranks import Leader, RankLost, RankRefused, Seat, find_free_port, lead_ranks, take_seat
+from fuzzcompile.run.ranks import Leader, RankLost, RankRefused, lead_ranks, take_seat
+from fuzzcompile.run.seats import Seat, find_free_port
 
 _JOIN = NamedFunction("fuzzcompile.diagnosis.worker.judge:join_ranks")
 # Seconds that the others may take longer than the first to load the case, as they import torch first, and that a

@@ -47,6 +47,7 @@ _WIDTH = 120  # where standard error is no terminal
     help="Leave the compiler its own random stream. Without it the script compiles with fallback_random, so that "
     "compiled code draws what eager draws; with it, steps that draw are not judged.",
 )
+@options.nproc
 @options.plant
 @options.timeout
 @options.memory
@@ -60,6 +61,7 @@ def watch(
     out: Path | None,
     html: Path | None,
     own_random: bool,
+    nproc: int | None,
     plants: tuple[Path, ...],
     timeout: float,
     memory: float,
@@ -69,13 +71,15 @@ def watch(
 
     SCRIPT runs unedited, as `python SCRIPT` would run it; its own arguments follow after `--`. At a sampled step the
     process forks: eager, float64 and perturbed runs continue the script from the same state to the end of the step.
-    On the first step that rounding does not explain, that step becomes a case and is triaged. The exit status is 3 if
-    the script fails by itself or no step could be judged.
+    On the first step that rounding does not explain, that step becomes a case and is triaged. With `--nproc` the script
+    runs in so many processes, and a step is judged over all of them together. The exit status is 3 if the script fails
+    by itself or no step could be judged.
     """
-    from fuzzcompile.analyses.watch.watched_script import check_script, watch_script
+    from fuzzcompile.analyses.watch.watched_script import check_script, refuse_torchrun, watch_script
     from fuzzcompile.report import output_files as outputs
 
     check_script(script)
+    refuse_torchrun("watch", "call fuzzcompile.watch in the script that it starts")
     folder = out or outputs.make_next_folder(Path(f"watch_{script.stem}"), "--out")
     outputs.make_empty_folder(folder, "--out")
 
@@ -94,6 +98,7 @@ def watch(
         plants=tuple(path.resolve() for path in plants),
         own_random=own_random,
         seconds=timeout,
+        size=nproc or 1,
     )
     conditions = Conditions("cpu", plants=plants, limits=Limits(timeout, int(memory * 2**30)))
     show = functools.partial(_print_step, as_json=as_json)

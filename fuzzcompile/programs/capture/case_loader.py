@@ -355,6 +355,7 @@ def load(path: Path | CaseFile, device: torch.device, *, call: int | None = None
     else:
         # Compiled for a target it runs on the CPU, whatever device it is written for.
         told = current_target() is not None
+        prepare_group(file.source)
         case = load_case(file, lambda tree: retarget_script(tree, device)[0]) if told else load_case(file)
     case = replace(case, settings=apply_backend(case.settings))
     return case if module is None else submodule_case(case, module, device)

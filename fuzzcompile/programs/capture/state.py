@@ -196,7 +196,7 @@ class World:
         for kept in self._kept:
             kept.write_back(lambda values: copiers[torch.is_inference_mode_enabled()](values).detach())
         for replica in self._replicas:
-            _renew_reducer(replica)
+            renew_reducer(replica)
 
 
 class Worlds:
@@ -256,7 +256,7 @@ class PresentState:
             kept.write_back(lambda held: held)
 
 
-def _renew_reducer(replica: Any) -> None:
+def renew_reducer(replica: Any) -> None:
     """Let a module of DDP reduce gradients in the dtype that its parameters have now.
 
     A parameter of another dtype has another node in autograd, without the hook by which DDP hears of a gradient: from
@@ -265,6 +265,8 @@ def _renew_reducer(replica: Any) -> None:
     parameters, sparse = replica._build_params_for_reducer()
     names = replica._build_debug_param_to_name_mapping(parameters)
     replica._ddp_init_helper(parameters, sparse, names, replica.static_graph)
+    for hook, state in replica._comm_hooks:  # the user's own reductions, which the reducer before had
+        vars(torch.distributed)["_register_comm_hook"](replica.reducer, state, hook)
 
 
 def _keep(tensor: torch.Tensor, copier: StorageCopier) -> _Kept:

@@ -234,7 +234,7 @@ class _Translation:
             self._context(node, name)
         elif str(getattr(target, "namespace", "")) == "higher_order" or (
             type(target).__module__.startswith(("torch._higher_order_ops", "torch._ops"))
-            and not hasattr(target, "_schema")
+            and not isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
         ):
             self._inline(node, module)
         elif isinstance(target, torch._ops.OpOverload):

@@ -1,0 +1,34 @@
+"""The place of a process among those that run a script together, as ``torchrun`` tells it."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The place of this process among those that run a script; ``port`` is where they meet, None for any free one.
+
+    ``patience``: seconds for which a collective waits for the others; torch's own default is half an hour.
+    """
+
+    rank: int = 0
+    size: int = 1
+    port: int | None = None
+    patience: float = 60.0
+
+    def environment(self) -> dict[str, str]:
+        """The variables that ``torchrun`` sets on one machine."""
+        rank, size = str(self.rank), str(self.size)
+        numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        port = str(find_free_port() if self.port is None else self.port)
+        return {**numbers, "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+
+def find_free_port() -> int:
+    """A port of this machine that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
