@@ -33,7 +33,7 @@ from fuzzcompile.analyses.watch.step_records import (
 from fuzzcompile.diagnosis.worker.file_triage import triage_files
 from fuzzcompile.model import hints
 from fuzzcompile.model.conditions import Conditions, Question
-from fuzzcompile.model.errors import CaseError, FuzzcompileError, UsageError
+from fuzzcompile.model.errors import CaseError, FuzzcompileError
 from fuzzcompile.programs.casefiles.case_file import read_case_file
 from fuzzcompile.run.plants import check_plants
 from fuzzcompile.run.seats import Seat, find_free_port
@@ -54,19 +54,6 @@ def check_script(path: Path) -> None:
         raise CaseError(
             f"{path} is a notebook, and `watch` runs scripts: `jupyter nbconvert --to script` makes one of it, and "
             f"`{hints.format_command('triage', path)}` judges its first compiled call."
-        )
-
-
-def refuse_torchrun(command: str, instead: str) -> None:
-    """Refuse to run as one of several processes, each of which would start the script again.
-
-    Raises:
-        UsageError: ``torchrun`` has started several; the sentence says what to do, or to do ``instead``.
-    """
-    if (size := os.environ.get("WORLD_SIZE", "1")) != "1":
-        raise UsageError(
-            f"torchrun has started {size} of these commands, each of which would run the whole script: run "
-            f"`fuzzcompile {command} SCRIPT --nproc {size}` by itself, or {instead}."
         )
 
 

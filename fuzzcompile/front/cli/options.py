@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -201,6 +202,21 @@ nproc = click.option(
     metavar="N",
     help="Run the case in N processes together, as torchrun does, on gloo: DDP, FSDP2, tensor parallelism.",
 )
+
+
+def refuse_torchrun(instead: str) -> None:
+    """Refuse to run as one of several processes, each of which would run the whole script again.
+
+    Raises:
+        UsageError: ``torchrun`` has started several; ``{size}`` in what to do ``instead`` is their number.
+    """
+    if (size := os.environ.get("WORLD_SIZE", "1")) != "1" and "TORCHELASTIC_RUN_ID" in os.environ:
+        raise UsageError(
+            f"torchrun has started {size} of these commands, each of which would run the whole script: "
+            f"{instead.format(size=size)}."
+        )
+
+
 contract = click.option(
     "--contract",
     default="values",

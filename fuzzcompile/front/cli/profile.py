@@ -11,6 +11,7 @@ import click
 
 from fuzzcompile.front.cli import options
 from fuzzcompile.model.conditions import Conditions, Limits, choose_running_device, list_modes
+from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.hints import CommandSubject, format_command
 from fuzzcompile.model.settings import FiniteRange
 from fuzzcompile.model.tolerances import Tolerances
@@ -62,6 +63,7 @@ _SECONDS = 900.0
 @options.output_file("--html", "page", help="Also write a page with plots.")
 @options.call
 @options.module
+@click.option("--nproc", type=int, hidden=True)
 @options.device
 @options.veto
 @options.plant
@@ -81,6 +83,7 @@ def profile(
     page: Path | None,
     call: int | None,
     module: str | None,
+    nproc: int | None,
     device: str,
     vetoes: tuple[str, ...],
     plants: tuple[Path, ...],
@@ -97,6 +100,13 @@ def profile(
     from fuzzcompile.diagnosis.worker.veto_check import check_vetoes
     from fuzzcompile.front.cli.wait_line import WaitLine
     from fuzzcompile.programs.casefiles.case_file import read_case_file
+
+    if nproc is not None:
+        raise UsageError(
+            "Layers are run again in one process, alone: leave out --nproc (a script then has a group of one), or "
+            f"judge what all processes see with `{format_command('triage', case, nproc=nproc)}`."
+        )
+    options.refuse_torchrun("run it once, by itself; the script then has a group of one")
 
     conditions = Conditions(choose_running_device(device, None), vetoes, plants, Limits(timeout, int(memory * 2**30)))
     measured = against or ("inductor" if record is None else "eager")

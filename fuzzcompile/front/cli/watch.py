@@ -75,11 +75,13 @@ def watch(
     runs in so many processes, and a step is judged over all of them together. The exit status is 3 if the script fails
     by itself or no step could be judged.
     """
-    from fuzzcompile.analyses.watch.watched_script import check_script, refuse_torchrun, watch_script
+    from fuzzcompile.analyses.watch.watched_script import check_script, watch_script
     from fuzzcompile.report import output_files as outputs
 
     check_script(script)
-    refuse_torchrun("watch", "call fuzzcompile.watch in the script that it starts")
+    options.refuse_torchrun(
+        "run `fuzzcompile watch SCRIPT --nproc {size}` by itself, or call fuzzcompile.watch in the script"
+    )
     folder = out or outputs.make_next_folder(Path(f"watch_{script.stem}"), "--out")
     outputs.make_empty_folder(folder, "--out")
 

@@ -3,43 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from watched_scripts import watched
+from watched_scripts import MODEL, watched
 
-GPT = """
-import sys
-import torch
-from torch import nn
-from torch.nn import functional as F
-
-torch.manual_seed(0)
-
-class Block(nn.Module):
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down, self.drop = nn.Linear(width, 4 * width), nn.Linear(4 * width, width), nn.Dropout(0.1)
-
-    def forward(self, x):
-        batch, length, width = x.shape
-        q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2) for t in self.qkv(self.before(x)).chunk(3, -1))
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape)
-        x = x + self.drop(self.out(attended))
-        return x + self.drop(self.down(F.gelu(self.up(self.between(x)))))
-
-class GPT(nn.Module):
-    def __init__(self, words=64, width=32, length=16):
-        super().__init__()
-        self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
-        self.blocks = nn.Sequential(Block(width, 2), Block(width, 2))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
-        self.head.weight = self.words.weight
-
-    def forward(self, x):
-        x = self.words(x) + self.places(torch.arange(x.shape[1]))
-        return self.head(self.norm(self.blocks(x)))
-
+GPT = f"""
+{MODEL}
 model = GPT()
 optimizer = torch.optim.SGD(model.parameters(), lr=float(sys.argv[1]), momentum=0.9)
 step = torch.compile(model)
