@@ -26,7 +26,7 @@ from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.model.judge_task import NamedFunction
 from fuzzcompile.run.case import Case, CompileSettings, GradMode
 from fuzzcompile.run.observation import Failure, Observation, Value
-from fuzzcompile.run.seats import Seat
+from fuzzcompile.run.seats import Seat, forms_group
 from fuzzcompile.run.sharded_tensors import is_in_group
 from fuzzcompile.run.tensors import reduce_operator
 from fuzzcompile.run.torch_attributes import ReplacedAttribute
@@ -87,11 +87,6 @@ def take_seat(seat: Seat) -> Iterator[None]:
         yield
     finally:
         _company.seat = before
-
-
-def forms_group(source: str) -> bool:
-    """Return whether a program may form a group of processes, by its text."""
-    return re.search(r"torch\.distributed|import distributed|DistributedDataParallel", source) is not None
 
 
 def prepare_group(source: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from dataclasses import dataclass
 
@@ -32,3 +33,8 @@ def find_free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+def forms_group(source: str) -> bool:
+    """Return whether a program may form a group of processes, by its text."""
+    return re.search(r"torch\.distributed|import distributed|DistributedDataParallel", source) is not None

@@ -37,6 +37,7 @@ from fuzzcompile.compiler.forked_groups import find_size, refuse_groups, rejoin_
 from fuzzcompile.model.errors import format_message
 from fuzzcompile.programs.capture.state import renew_reducer
 from fuzzcompile.run.arithmetic_modes import Float64Mode, UlpNoise
+from fuzzcompile.run.sharded_tensors import adopt_dtype
 from fuzzcompile.run.tensors import LOW_FLOATS, StorageCopier, is_plain
 
 # How the runs beside the script differ: eager, in float64, perturbed, captured, followed.
@@ -74,11 +75,16 @@ def _list_leaves() -> list[torch.Tensor]:
     return [tensor for tensor in tensors if tensor.is_leaf and tensor.requires_grad]
 
 
-def _list_replicas() -> list[object]:
-    """The modules of DDP, by type as above."""
-    loaded = sys.modules.get("torch.nn.parallel.distributed")
-    kind = type(None) if loaded is None else loaded.DistributedDataParallel
+def _list_instances(module: str, name: str) -> list[Any]:
+    """The objects of a class that the script may have loaded, by type as above."""
+    kind = getattr(sys.modules.get(module), name, None)
     return [value for value in gc.get_objects() if kind in type(value).__mro__]
+
+
+def _list_sharded() -> list[Any]:
+    """The leaves that are ``DTensor``s, in whose parts gradients accumulate."""
+    found = _list_instances("torch.distributed.tensor", "DTensor")
+    return [tensor for tensor in found if tensor.is_leaf and tensor.requires_grad]
 
 
 def _convert_to_float64(leaves: Iterable[torch.Tensor]) -> torch.dtype:
@@ -93,6 +99,10 @@ def _convert_to_float64(leaves: Iterable[torch.Tensor]) -> torch.dtype:
                 leaf.data = copier(leaf).detach()
             if gradient is not None and leaf.dtype is torch.float64:
                 leaf.grad = copier(gradient).detach()
+        for sharded in _list_sharded():
+            sharded.grad = None
+            sharded._local_tensor.data = copier(sharded._local_tensor).detach()
+            adopt_dtype(sharded)
     return next((dtype for dtype in (torch.float64, *LOW_FLOATS) if dtype in dtypes), torch.float32)
 
 
@@ -311,9 +321,11 @@ class Runner:
             noise = UlpNoise(mode.seed)
             for leaf in leaves:
                 leaf.data = noise.add_noise(leaf.data)
+            for sharded in _list_sharded():  # in place: FSDP gathers what has this memory
+                sharded._local_tensor.data.copy_(noise.add_noise(sharded._local_tensor.data))
         if mode.kind in ("float64", "exact"):
             self._entered = Float64Mode(keep_casts=mode.kind == "float64", native=_convert_to_float64(leaves))
-            for replica in _list_replicas():
+            for replica in _list_instances("torch.nn.parallel.distributed", "DistributedDataParallel"):
                 renew_reducer(replica)
         elif mode.kind == "noise":
             self._entered = UlpNoise(mode.seed)

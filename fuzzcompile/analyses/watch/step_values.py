@@ -20,7 +20,7 @@ from fuzzcompile.run.observation import Failure, Observation, Value
 from fuzzcompile.run.ranks import name_on_rank
 from fuzzcompile.run.reachable_state import ReachedObjects
 from fuzzcompile.run.sharded_tensors import is_partial, read_part, read_values
-from fuzzcompile.run.tensors import densify, name_leaves
+from fuzzcompile.run.tensors import densify, is_freed, name_leaves
 
 # Elements kept of one tensor and of one step: rows at equal distances of what is larger.
 MOST_ELEMENTS, MOST_IN_STEP = 2**21, 2**25
@@ -61,8 +61,8 @@ class StepValues:
         while name in self.values:
             name = f"{name}'"
         if isinstance(value, torch.Tensor):
-            if is_partial(value):
-                self.partial += 1
+            if is_partial(value) or is_freed(value):  # the latter is what FSDP had gathered
+                self.partial += is_partial(value)
                 return
             value = read_values(value.detach())
             kept = _rows(densify(value))
@@ -212,7 +212,12 @@ class StepRecording:
         if self._accumulated:
             return  # seen already, by its hook or by its watched step()
         self._accumulated = True
-        self.values.add_gradients(self._held(optimizer), " before the optimizer", norm_only=self._backwards == 1)
+        self.values.add_gradients(self._held(optimizer), " before the optimizer", norm_only=self._kept_gradients)
+
+    @property
+    def _kept_gradients(self) -> bool:
+        """Return whether the only backward pass left gradients; parameters that FSDP had gathered have none by then."""
+        return self._backwards == 1 and any(group == "gradients" for group, _ in self.values.values.values())
 
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has changed its parameters."""

@@ -36,7 +36,7 @@ from fuzzcompile.model.conditions import Conditions, Question
 from fuzzcompile.model.errors import CaseError, FuzzcompileError
 from fuzzcompile.programs.casefiles.case_file import read_case_file
 from fuzzcompile.run.plants import check_plants
-from fuzzcompile.run.seats import Seat, find_free_port
+from fuzzcompile.run.seats import Seat, find_free_port, forms_group
 
 _POLL = 0.1
 # Seconds that an interrupted script has to end by itself, and one that is to stop at the first unexplained step.
@@ -74,13 +74,16 @@ def watch_script(
     """
     check_plants(settings.plants)
     folder, port = settings.folder, find_free_port()
+    # A script that forms a group gets one of its own, unless whoever started this has one for it.
+    alone = "RANK" not in os.environ and forms_group(read_case_file(script).source)
+    distributed = settings.size > 1 or alone
     with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as temporary, contextlib.ExitStack() as stack:
         processes = []
         for rank in range(settings.size):
             asked = Path(temporary) / f"settings{rank}"
             asked.write_bytes(pickle.dumps(settings.at(rank)))
             command = [sys.executable, "-m", "fuzzcompile.analyses.watch.job", str(asked), str(script), *arguments]
-            seated = {**os.environ, **Seat(rank, settings.size, port).environment()} if settings.size > 1 else None
+            seated = {**os.environ, **Seat(rank, settings.size, port).environment()} if distributed else None
             started = subprocess.Popen(command, stdout=sys.stderr if quiet else None, env=seated)
             processes.append(stack.enter_context(started))
         job = _WatchJob(processes, settings, on_step)

@@ -101,13 +101,7 @@ def profile(
     from fuzzcompile.front.cli.wait_line import WaitLine
     from fuzzcompile.programs.casefiles.case_file import read_case_file
 
-    if nproc is not None:
-        raise UsageError(
-            "Layers are run again in one process, alone: leave out --nproc (a script then has a group of one), or "
-            f"judge what all processes see with `{format_command('triage', case, nproc=nproc)}`."
-        )
-    options.refuse_torchrun("run it once, by itself; the script then has a group of one")
-
+    _refuse_processes(nproc, case)
     conditions = Conditions(choose_running_device(device, None), vetoes, plants, Limits(timeout, int(memory * 2**30)))
     measured = against or ("inductor" if record is None else "eager")
     for text in (measured, reference):  # before any work
@@ -133,6 +127,15 @@ def profile(
         return 0
     name = CommandSubject(str(case), {**conditions.options(), "timeout": None, "call": call, "module": module})
     return _show_profile(answer, name, page, as_json=as_json)
+
+
+def _refuse_processes(nproc: int | None, case: Path) -> None:
+    if nproc is not None:
+        raise UsageError(
+            "Layers are run again in one process, alone: leave out --nproc (a script then has a group of one), or "
+            f"judge what all processes see with `{format_command('triage', case, nproc=nproc)}`."
+        )
+    options.refuse_torchrun("run it once, by itself; the script then has a group of one")
 
 
 def _show_profile(answer: ProfileJson, name: CommandSubject, page: Path | None, *, as_json: bool) -> int:

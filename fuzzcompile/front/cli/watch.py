@@ -16,7 +16,7 @@ from fuzzcompile.front.cli import options
 from fuzzcompile.model.conditions import Conditions, Limits
 
 if TYPE_CHECKING:
-    from fuzzcompile.analyses.watch.step_records import StepReport
+    from fuzzcompile.analyses.watch.step_records import StepReport, Summary
 
 _WIDTH = 120  # where standard error is no terminal
 
@@ -85,11 +85,8 @@ def watch(
     folder = out or outputs.make_next_folder(Path(f"watch_{script.stem}"), "--out")
     outputs.make_empty_folder(folder, "--out")
 
-    from rich.console import Console
-
     from fuzzcompile.analyses.watch.step_records import WatchSettings
-    from fuzzcompile.analyses.watch.watch_report import page_of_watch, print_summary
-    from fuzzcompile.report.verdict_text import report_console
+    from fuzzcompile.analyses.watch.watch_report import page_of_watch
     from fuzzcompile.run.subprocesses import sigterm_interrupts
 
     settings = WatchSettings(
@@ -106,14 +103,23 @@ def watch(
     show = functools.partial(_print_step, as_json=as_json)
     with sigterm_interrupts():
         summary = watch_script(script, arguments, settings, conditions, on_step=show, quiet=as_json)
+    _print_end(summary, as_json=as_json)
+    if html is not None:
+        outputs.write_whole(html, page_of_watch(summary).encode("utf-8"), "--html")
+    return summary.exit_status
+
+
+def _print_end(summary: Summary, *, as_json: bool) -> None:
+    from rich.console import Console
+
+    from fuzzcompile.analyses.watch.watch_report import print_summary
+    from fuzzcompile.report.verdict_text import report_console
+
     if as_json:
         click.echo(json.dumps(summary.to_json(), allow_nan=False))
         print_summary(Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH), summary)
     else:
         print_summary(report_console(), summary)
-    if html is not None:
-        outputs.write_whole(html, page_of_watch(summary).encode("utf-8"), "--html")
-    return summary.exit_status
 
 
 def _print_step(step: StepReport, *, as_json: bool) -> None:

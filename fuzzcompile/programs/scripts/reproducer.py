@@ -29,8 +29,7 @@ from fuzzcompile.programs.scripts.script_plan import (
 from fuzzcompile.programs.shrink.search import same_bug
 from fuzzcompile.run.case_program import RUN_SEED
 from fuzzcompile.run.observation import COTANGENT_SEED
-from fuzzcompile.run.ranks import forms_group
-from fuzzcompile.run.seats import Seat
+from fuzzcompile.run.seats import Seat, forms_group
 from fuzzcompile.run.tensors import is_inexact
 
 # The user's own passes and backend that a reproducer needs to show its bug.

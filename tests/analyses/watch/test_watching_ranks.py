@@ -242,3 +242,12 @@ def test_scripts_of_every_kind_are_judged(name, marked):
     answer = watched(script, *options, "--every", "1")
     assert answer.status == 0 and answer.steps, answer.said
     assert {step["verdict"] for step in answer.steps} <= {"equal", "rounding"}, answer.said
+    # Before the first optimizer.step(), each layer that is compiled alone is taken for a step, amid a graph.
+    assert name == "fsdp2_layers" or not any("float64" in unseen for unseen in answer.steps[0]["unseen"]), answer.said
+
+
+def test_without_nproc_a_script_has_a_group_of_one(marked):
+    script, _ = write(marked, training())
+    answer = watched(script, "--every", "3")
+    assert (answer.status, [step["step"] for step in answer.steps]) == (0, [3, 6, 9]), answer.said
+    assert answer.summary["nproc"] == 1 and answer.steps[0]["ranks"] == []

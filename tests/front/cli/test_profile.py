@@ -46,6 +46,7 @@ def test_a_run_is_recorded_and_compared_with_itself(write_case, tmp_path, capsys
         (["--against", "gone.safetensors"], "gone.safetensors"),
         (["--ops"], "fuses operators"),
         (["--record", "/nowhere/at/all.safetensors"], "Cannot write"),
+        (["--nproc", "2"], "in one process, alone: leave out --nproc"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(write_case, capsys, options, says):
