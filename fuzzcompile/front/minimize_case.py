@@ -24,10 +24,10 @@ from fuzzcompile.fuzz.generation.cases import read_recipe
 from fuzzcompile.model import hints
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.contract import ReportJson, read_target
-from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, UsageError
+from fuzzcompile.model.errors import CaseError, EnvironmentUnfit, FuzzcompileError, UsageError
 from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.model.versions import installed_torch
-from fuzzcompile.programs.casefiles.case_file import defines_make, read_case_file
+from fuzzcompile.programs.casefiles.case_file import count_processes, defines_make, read_case_file
 from fuzzcompile.programs.ir.case_source import write_program
 from fuzzcompile.programs.ir.evaluation import guard_runs
 from fuzzcompile.programs.ir.program import Program
@@ -108,13 +108,15 @@ def judge_case_file(path: Path, conditions: Conditions) -> ReportJson:
 def find_subject(name: str, store: Store | None, conditions: Conditions, state: Path | None) -> MinimizeSubject | None:
     """The case file of that name, judged now or by the search that ``state`` keeps, or else a finding of the store.
 
-    None for a case that shows no bug.
+    None for a case that shows no bug; CaseError for one that runs in several processes.
     """
     path = Path(name)
     if store is not None and not path.is_file():
         stored = store.finding(name)
+        _refuse_several_processes(name, stored.source)
         return MinimizeSubject(stored.source, stored.report, store.case(stored.source_sha256), stored.public_id)
     source = read_case_file(path).source
+    _refuse_several_processes(name, source)
     if state is not None:
         report = read_state(state, MinimizeSubject(source, {"torch": installed_torch()}))[1]
     else:
@@ -126,6 +128,14 @@ def find_subject(name: str, store: Store | None, conditions: Conditions, state: 
     signature = report.get("signature")
     finding = None if signature is None else store.finding_of(signature)
     return MinimizeSubject(source, report, store.case(hash_source(source)), finding)
+
+
+def _refuse_several_processes(name: str, source: str) -> None:
+    count = count_processes(source)
+    if count is not None:
+        raise CaseError(
+            f"{name} runs in {count} processes, as its NPROC says, and a program is minimized in one alone."
+        )
 
 
 def choose_conditions(subject: MinimizeSubject, conditions: Conditions) -> Conditions:

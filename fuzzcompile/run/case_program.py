@@ -220,7 +220,7 @@ def build(case: Case, device: torch.device, *, double: bool = False, streamed: b
     """
     seed_everything(RUN_SEED)
     with convert_memory_errors():
-        model, calls = _call_make(case)
+        model, calls = call_make(case)
         if case.state is not None:
             return _restore_call(case.state, model, calls, device, double=double)
         named = ReachedObjects(name_roots(model, calls)).tensors
@@ -305,7 +305,12 @@ def place_input(tensor: torch.Tensor, copier: StorageCopier) -> torch.Tensor:
     return made
 
 
-def _call_make(case: Case) -> tuple[Callable[..., object], list[object]]:
+def call_make(case: Case) -> tuple[Callable[..., object], list[object]]:
+    """What ``make()`` returns: the callable, and the inputs of each call.
+
+    Raises:
+        CaseError: ``make()`` raises or does not return ``(callable, inputs)``.
+    """
     try:
         made = case.make()
     except KeyboardInterrupt:

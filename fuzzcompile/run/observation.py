@@ -21,6 +21,7 @@ from fuzzcompile.run.raise_sites import RaisedError, RaiseSite
 from fuzzcompile.run.reachable_state import name_arguments, name_held_tensors, name_holders
 from fuzzcompile.run.sharded_tensors import (
     describe_placements,
+    divide_like,
     find_rank,
     is_pending,
     is_sharded,
@@ -389,9 +390,11 @@ def weigh_outputs(output: object, part: int | None = None) -> list[torch.Tensor]
             if part is not None:
                 share = torch.randint(3, leaf.shape, generator=parting) - 0.5
                 drawn *= 1 - share if part else share
-            cotangent = (drawn.roll(rank) if rank else drawn).to(leaf.device, leaf.dtype)
+            # The parts of a tensor are weighed as one; what each process has for itself is weighed otherwise in each.
+            drawn = divide_like(drawn, leaf) if is_sharded(leaf) else drawn.roll(rank) if rank else drawn
+            cotangent = drawn.to(leaf.device, leaf.dtype)
         if leaf.requires_grad:
-            product = leaf * cotangent
+            product = (leaf.to_local() if is_sharded(leaf) else leaf) * cotangent
             losses.append((product.real if product.is_complex() else product).sum())
     return losses
 

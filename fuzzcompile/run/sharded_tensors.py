@@ -50,6 +50,14 @@ def is_in_group() -> bool:
     return loaded is not None and loaded.is_available() and bool(loaded.is_initialized())
 
 
+def divide_like(whole: torch.Tensor, tensor: DTensor) -> torch.Tensor:
+    """The part of ``whole`` that this process has of it where it is laid out as ``tensor`` is; all of it if partial."""
+    loaded = sys.modules[_MODULE]
+    placements = [loaded.Replicate() if placed.is_partial() else placed for placed in tensor.placements]
+    part: torch.Tensor = loaded.distribute_tensor(whole, tensor.device_mesh, placements, src_data_rank=None).to_local()
+    return part
+
+
 def find_rank() -> int:
     """The rank of this process among those that run the program; 0 without others."""
     return torch.distributed.get_rank() if is_in_group() else 0

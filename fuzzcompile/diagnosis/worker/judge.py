@@ -28,7 +28,7 @@ from fuzzcompile.diagnosis.worker.rank_processes import seat_ranks
 from fuzzcompile.diagnosis.worker.worker_loss import leave_eager, leave_report
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.contract import EAGER, LaterCallJson, ReportJson, read_target
-from fuzzcompile.model.errors import EnvironmentUnfit, MachineUnfit, format_message
+from fuzzcompile.model.errors import CaseError, EnvironmentUnfit, MachineUnfit, format_message
 from fuzzcompile.model.focus_plan import FocusObservation
 from fuzzcompile.model.judge_task import JudgeResult, JudgeTask
 from fuzzcompile.model.signatures import drop_fingerprint
@@ -36,7 +36,7 @@ from fuzzcompile.model.targets import find_target
 from fuzzcompile.model.verdicts import HARMLESS
 from fuzzcompile.programs.capture.case_loader import load, load_later_call
 from fuzzcompile.programs.capture.script_process import preserve_process
-from fuzzcompile.programs.casefiles.case_file import CaseFile, read_case_file
+from fuzzcompile.programs.casefiles.case_file import CaseFile, count_processes, read_case_file
 from fuzzcompile.run.attention_backends import MATH_ONLY, force_math_kernel
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.device import (
@@ -235,7 +235,7 @@ def judge_file(task: JudgeTask) -> JudgeResult:
 
 
 def _judge_task(progress: CaseProgress, device: torch.device) -> JudgeResult:
-    task = progress.task
+    task = progress.task = _ask_for_processes(progress.task)
     deadline = None if task.seconds is None else time.monotonic() + task.seconds
     with (
         seat_ranks(task, _open_more) as lead,
@@ -248,6 +248,19 @@ def _judge_task(progress: CaseProgress, device: torch.device) -> JudgeResult:
     answer = progress.answer(report)
     machine = describe_environment(device, read_target(answer)) if task.describe else None
     return JudgeResult(answer, report.coverage, report.screened, machine, progress.seen)
+
+
+def _ask_for_processes(task: JudgeTask) -> JudgeTask:
+    """The task, with as many processes as its case file asks for where the task does not say."""
+    if task.nproc is not None:
+        return task
+    path = Path(task.path)
+    count = count_processes(read_case_file(path).source if task.source is None else task.source)
+    if count is None:
+        return task
+    if current_target() is not None or task.contract == "bitwise":
+        raise CaseError(f"{path.name} asks for {count} processes: leave out --target and --contract, or its NPROC.")
+    return replace(task, nproc=count)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 
@@ -23,16 +23,20 @@ _JOIN = NamedFunction("fuzzcompile.diagnosis.worker.judge:join_ranks")
 # collective waits for them; less where the limit of the case is short, so that it is said what was waited for.
 _LOADING_SECONDS, _COLLECTIVE_SECONDS = 90.0, 60.0
 _LONGEST_PLACE = 60  # characters of a folder's name: that of a line within it may have about a hundred
+# Seconds in which the others have left a case that the first has left.
+_LEAVING_SECONDS = 10.0
+# The other processes of the last case, which the next one takes over: starting them takes 5 s.
+_kept: list[WorkerPool] = []
 
 
 @contextlib.contextmanager
 def seat_ranks(
     task: JudgeTask, open_pool: Callable[[int], WorkerPool]
 ) -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
-    """Start the other processes of a task, each of which loads the case; this one is the first of them in the block.
+    """Have the other processes of a task load the case; this one is the first of them in the block.
 
-    ``open_pool`` starts so many workers. What is yielded is entered once the case is loaded here too: from then on all
-    run what this process runs.
+    ``open_pool`` starts so many workers, which stay for the next task where nothing went wrong in this one. What is
+    yielded is entered once the case is loaded here too: from then on all run what this process runs.
 
     Raises:
         RankLost: one of them ended, or did not come as far.
@@ -40,21 +44,20 @@ def seat_ranks(
     if task.nproc is None:
         yield contextlib.nullcontext
         return
-    say(f"starting {task.nproc - 1} more processes")
     port = find_free_port()
     ends = math.inf if task.seconds is None else time.monotonic() + task.seconds
     with contextlib.ExitStack() as stack:
         place = None if len(tempfile.gettempdir()) <= _LONGEST_PLACE else "/tmp"
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fuzzcompile-ranks-", dir=place))
         listener = stack.enter_context(Listener(str(Path(folder, "line")), family="AF_UNIX"))
-        pool = stack.enter_context(open_pool(task.nproc - 1))
-        stack.callback(pool.kill_workers)  # whatever they wait for
+        pool = _take_pool(task.nproc - 1, open_pool)
+        ends_well = stack.enter_context(_keep_or_kill(pool))
         patience = min(_COLLECTIVE_SECONDS, math.inf if task.seconds is None else task.seconds / 2)
         seats = [Seat(rank, task.nproc, port, patience) for rank in range(1, task.nproc)]
         joining = [pool.schedule(_JOIN, (task, seat, listener.address), label=f"rank {seat.rank}") for seat in seats]
         stack.enter_context(take_seat(Seat(0, task.nproc, port, patience)))
         try:
-            yield lambda: _lead(listener, joining, ends)
+            yield lambda: _lead(listener, joining, ends, ends_well)
         except (RankLost, RankRefused):
             raise
         except Exception as error:
@@ -62,14 +65,43 @@ def seat_ranks(
             raise
 
 
+def _take_pool(workers: int, open_pool: Callable[[int], WorkerPool]) -> WorkerPool:
+    """The processes that the last task left, if there are so many; others are ended, and new ones started."""
+    if _kept and _kept[-1].capacity == workers:
+        return _kept.pop()
+    while _kept:
+        _kept.pop().kill_workers()
+    say(f"starting {workers} more processes")
+    return open_pool(workers)
+
+
 @contextlib.contextmanager
-def _lead(listener: Listener, joining: Sequence[Future[None]], ends: float) -> Iterator[None]:
+def _keep_or_kill(pool: WorkerPool) -> Iterator[list[Future[None]]]:
+    """Keep the processes of a pool behind the block if all of the tasks that the block appends have ended well."""
+    ended: list[Future[None]] = []
+    try:
+        yield ended
+    finally:
+        done, waiting = wait(ended, timeout=_LEAVING_SECONDS)
+        if done and not waiting and all(future.exception() is None for future in done):
+            _kept.append(pool)
+        else:
+            pool.kill_workers()  # whatever they wait for
+
+
+@contextlib.contextmanager
+def _lead(
+    listener: Listener, joining: Sequence[Future[None]], ends: float, ends_well: list[Future[None]]
+) -> Iterator[None]:
     def explain(rank: int) -> str | None:
         ended = joining[rank - 1]
         return _describe_end(ended) if ended.done() else None
 
-    with lead_ranks(Leader(_accept(listener, joining, ends), explain)):
+    leader = Leader(_accept(listener, joining, ends), explain)
+    with lead_ranks(leader):
         yield
+    if leader.lost is None:
+        ends_well += joining
 
 
 def _accept(listener: Listener, joining: Sequence[Future[None]], ends: float) -> list[Connection]:

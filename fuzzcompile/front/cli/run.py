@@ -98,6 +98,13 @@ _seed = click.option(
     is_flag=True,
     help="With --source opinfo: compile nothing, and hold eager mode against a second reference.",
 )
+@click.option(
+    "--nproc",
+    type=click.IntRange(2, 4),
+    metavar="N",
+    help="Draw programs that N processes (2 to 4) run together: modules under DDP, FSDP2 and tensor parallelism, "
+    "collectives, tensors in parts.",
+)
 @click.option("--screen-only", is_flag=True, help="Generate code only for cases whose graphs look wrong.")
 @click.option("--full-only", is_flag=True, help="Generate code for every case.")
 @click.option("--no-steering", is_flag=True, help="Draw cases uniformly, whatever earlier cases found.")
@@ -135,6 +142,10 @@ def run(**options: Any) -> int:
     permutes the places; when all were judged, the campaign ends. With --eager nothing is compiled: each operator's
     kernels are held against float64, formulas, decompositions and contiguous copies, for layouts of operands and
     cotangents and two classes of sizes, and a finding is an operator that is wrong in eager mode.
+
+    With --nproc every case is judged by N processes on gloo, as `fuzzcompile triage --nproc` judges a script; each
+    worker keeps the other processes of its cases. A case file says how many it needs (NPROC), so that a finding is
+    judged and replayed with as many. Its findings are not minimized.
     """
     return _CampaignCommand(**options).run()
 
@@ -156,6 +167,7 @@ class _CampaignCommand:
     checkout: Path | None
     drawn_from: str  # the value of ``--source``
     eager: bool
+    nproc: int | None
     screen_only: bool
     full_only: bool
     no_steering: bool
@@ -187,6 +199,7 @@ class _CampaignCommand:
         if self.screen_only and self.full_only:
             raise UsageError("A campaign is --screen-only or --full-only, not both.")
         self._check_eager()
+        self._check_nproc()
         asked = self._find_focus()
         outputs = CampaignOutputs(self.log, self.sarif, self.summary_file, self.location)
         check_writable(self.drafts / "draft.md", "--drafts", parents=True)
@@ -204,6 +217,14 @@ class _CampaignCommand:
             raise UsageError(
                 "--eager compiles nothing: leave out --focus, --changed, --veto, --pass, --backend, --target, "
                 "--screen-only and --full-only."
+            )
+
+    def _check_nproc(self) -> None:
+        others = self.sweeps or self.origin is not None or self.focus or self.changed
+        if self.nproc is not None and (others or self.cluster is not None or self.conditions.target is not None):
+            raise UsageError(
+                "--nproc draws programs of several processes on this machine: leave out --from, --focus, --changed, "
+                "--source, --cluster and --target."
             )
 
     def _find_focus(self) -> FocusQuestion | None:
@@ -235,7 +256,7 @@ class _CampaignCommand:
             importing = "its workers import torch and register the compiler's patterns ..."
             click.echo(f"Joining the cluster at {address}: {importing}", err=True)
             return join_workers(address, self.conditions, self.workers, clock, torch=self.torch)
-        workers = self.workers or choose_worker_count(self.conditions.device)
+        workers = self.workers or max(1, choose_worker_count(self.conditions.device) // (self.nproc or 1))
         click.echo(format_starting(workers), err=True)
         return start_workers(self.conditions, workers, clock)
 
@@ -290,8 +311,8 @@ class _CampaignCommand:
         from fuzzcompile.fuzz.focus.focus_request import focus_on_custom
         from fuzzcompile.fuzz.generation.profile import Profile
 
-        profile = Profile(near_misses=not self.no_near_misses)
-        if asked is None and source is None:
+        profile = Profile(near_misses=not self.no_near_misses, nproc=self.nproc)
+        if asked is None and source is None and self.nproc is None:
             asked = focus_on_custom(started.surroundings.custom)
         if asked is not None:
             focus = started.open_focus(asked, profile, clock, self.seed, sweeps=self.sweeps)

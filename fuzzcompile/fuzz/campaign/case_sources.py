@@ -131,8 +131,9 @@ class GeneratorSource(CaseSource):
 
     @property
     def name(self) -> str:
-        """Empty, unless near misses are left out."""
-        return "" if self.settings.near_misses else "no-near-misses"
+        """Empty, unless near misses are left out or several processes run its cases."""
+        apart = [] if self.settings.nproc is None else [f"nproc={self.settings.nproc}"]
+        return " ".join([*apart, *([] if self.settings.near_misses else ["no-near-misses"])])
 
     @property
     def profile(self) -> Mapping[str, object]:

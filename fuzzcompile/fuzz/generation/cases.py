@@ -19,10 +19,16 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.database import InMemoryExampleDatabase
 
 from fuzzcompile.fuzz.aliased_programs.grammar import draw_aliased
+from fuzzcompile.fuzz.distributed_programs.collective_programs import draw_collectives
+from fuzzcompile.fuzz.distributed_programs.grammar import KINDS, draw_planned, draw_settings, draw_wrapping
+from fuzzcompile.fuzz.distributed_programs.sharded_programs import draw_sharded
 from fuzzcompile.fuzz.generation.inputs import fit_spec
 from fuzzcompile.fuzz.generation.profile import CPU_REPERTOIRE, GPU_REPERTOIRE, Profile, Repertoire, StaleRecipe
 from fuzzcompile.fuzz.generation.rendering import render
 from fuzzcompile.fuzz.generation.spec import (
+    COLLECTIVES,
+    PLANNED,
+    WRAPPED,
     Attention,
     Block,
     CaseSpec,
@@ -72,6 +78,10 @@ _SEQUENCES: Weights[Size] = (
 _INPUTS: Weights[InputLayout] = (("contiguous", 76), ("transposed", 8), ("outer_last", 8), ("sliced", 8))
 
 
+# Of what collectives exchange.
+_EXCHANGED: Weights[str] = (("float32", 55), ("int64", 20), ("bfloat16", 12), ("float16", 5), ("float64", 8))
+
+
 @st.composite
 def case_strategy(draw: st.DrawFn, profile: Profile) -> CaseSpec:
     """All cases that a profile allows. Every one of them renders to a program that runs in eager.
@@ -81,6 +91,8 @@ def case_strategy(draw: st.DrawFn, profile: Profile) -> CaseSpec:
     """
     pen = Pen(draw, {**dict(profile.weights), **dict.fromkeys(profile.without, 0)})
     repertoire = _choose_repertoire(profile)
+    if profile.nproc is not None:
+        return replace(_draw_distributed(pen, profile, profile.nproc), seed=pen.number(999_999))
     if pen.chance(_PLAIN, "plain"):
         return replace(fit_spec(_draw_plain(pen, profile)), seed=pen.number(999_999))
     if pen.chance(_STATEFUL, "stateful") and profile.near_misses:
@@ -215,6 +227,54 @@ def _draw_aliased(pen: Pen, profile: Profile) -> CaseSpec:
         backward=aliases.differentiated,
         compile=Compile(grad=None if aliases.differentiated else grad, dynamic=dynamic),
     )
+
+
+def _draw_distributed(pen: Pen, profile: Profile, nproc: int) -> CaseSpec:
+    """A program of several processes: a module that is wrapped or planned, collectives, or tensors in parts."""
+    kind = pen.draw_named(KINDS)
+    backward = pen.chance(60) and profile.training
+    how = Compile(dynamic=pen.draw_weighted([(None, 80), (True, 15), (False, 5)]), fullgraph=pen.chance(8))
+    attention = Attention(idioms("attention")[0].name)
+    spec = CaseSpec(attention=attention, dims=Dims(1, 1, 1, 1), backward=backward, compile=how)
+    if kind == WRAPPED:
+        spec = _draw_wrapped(pen, profile, spec)
+        stacked = spec.block is not None and spec.block.layers > 1
+        program = draw_wrapping(pen, nproc, stacked=stacked, backward=spec.backward)
+    elif kind == PLANNED:
+        program = draw_planned(pen, nproc, backward=backward)
+    elif kind == COLLECTIVES:
+        dtype = "float32" if backward else pen.draw_weighted(_EXCHANGED)
+        program, spec = draw_collectives(pen, nproc, dtype, differentiated=backward), replace(spec, dtype=dtype)
+    else:
+        program = draw_sharded(pen, nproc, differentiated=backward)
+    program = replace(program, names=(kind, *program.names))
+    if "ddp" in program.names or "fully_shard(" in "".join(program.made):  # hooks of both break graphs
+        spec = replace(spec, compile=replace(spec.compile, fullgraph=False))
+    return replace(spec, distributed=draw_settings(pen, program))
+
+
+def _draw_wrapped(pen: Pen, profile: Profile, spec: CaseSpec) -> CaseSpec:
+    """A module with parameters: what wraps one has nothing to do otherwise."""
+    block, embedding = _draw_block(pen)
+    layer = _draw_part(pen, "layer", percent=15) if block is not None else None
+    attention = _draw_attention(pen, within=True)
+    attention = replace(attention, projection=attention.projection or pen.one_of(idioms("projection")).name)
+    training, repertoire = pen.chance(30) and profile.training, _choose_repertoire(profile)
+    drops = pen.draw_weighted([(0.1, 60), (0.0, 40)])
+    spec = replace(
+        spec,
+        attention=replace(attention, dropout=drops) if pen.chance(35) and training else attention,
+        dims=_draw_dims(pen, profile),
+        block=block,
+        layer=layer,
+        embedding=embedding,
+        head=_draw_part(pen, "head", percent=16),
+        dtype=pen.draw_weighted(
+            [(dtype, repertoire.dtypes[dtype] * (3 if dtype == "float32" else 1)) for dtype in profile.dtypes]
+        ),
+        training=training,
+    )
+    return _choose_random_numbers(pen, fit_spec(spec))
 
 
 def _choose_random_numbers(pen: Pen, spec: CaseSpec) -> CaseSpec:

@@ -11,6 +11,9 @@ import hypothesis
 import msgspec
 
 from fuzzcompile.fuzz.aliased_programs.grammar import list_alias_names
+from fuzzcompile.fuzz.distributed_programs.collective_programs import list_collective_names
+from fuzzcompile.fuzz.distributed_programs.grammar import list_distributed_names
+from fuzzcompile.fuzz.distributed_programs.sharded_programs import list_sharded_names
 from fuzzcompile.fuzz.generation.spec import NEAR_MISSES, Dims
 from fuzzcompile.fuzz.idioms.registry import idioms
 from fuzzcompile.fuzz.operator_programs.numerics import load_operator_table
@@ -30,17 +33,18 @@ class Name:
     summary: str
 
 
-def list_names(*, gpu: bool = False) -> tuple[Name, ...]:
+def list_names(*, gpu: bool = False, distributed: bool = False) -> tuple[Name, ...]:
     """All idioms (``kind`` is the role), near misses, productions, rows of Python state and toggles, once each.
 
-    With ``gpu`` the toggles are those for one.
+    With ``gpu`` the toggles are those for one; with ``distributed`` what several processes run is among them.
     """
+    apart = (*list_distributed_names(), *list_collective_names(), *list_sharded_names()) if distributed else ()
     toggles = (*TOGGLES, *FOR_GPU) if gpu else TOGGLES
     return (
         *(Name(idiom.name, idiom.role, idiom.weight, idiom.summary) for idiom in idioms()),
         *(Name(miss.name, "near_miss", miss.percent, miss.summary) for miss in NEAR_MISSES),
         *(Name(made.name, "production", made.weight, made.summary) for made in PRODUCTIONS.values()),
-        *(Name(*name) for name in (*list_state_names(), *list_alias_names())),
+        *(Name(*name) for name in (*list_state_names(), *list_alias_names(), *apart)),
         *(Name(toggle.name, "toggle", toggle.weight, toggle.summary) for toggle in toggles),
     )
 
@@ -59,7 +63,7 @@ class Profile:
     Without ``near_misses`` none of the operators of `fuzzcompile.fuzz.near_misses` is drawn, the plain coincidences of
     shape among them. ``weights`` steer by name, in percent of what is registered, 0 to 10,000. ``without`` are names
     that are never drawn, such as settings that the installed torch lacks. With ``gpu`` the sizes, dtypes and settings
-    are those that matter where the compiler works for a GPU.
+    are those that matter where the compiler works for a GPU. With ``nproc`` so many processes run each case.
     """
 
     near_misses: bool = True
@@ -68,6 +72,7 @@ class Profile:
     weights: tuple[tuple[str, int], ...] = ()
     without: tuple[str, ...] = ()
     gpu: bool = False
+    nproc: int | None = None
 
     def __post_init__(self) -> None:
         unknown = [dtype for dtype in self.dtypes if dtype not in DTYPES]
@@ -83,12 +88,14 @@ class Profile:
     def to_json(self) -> dict[str, object]:
         """Plain data for `from_json`, with the version of the generator that reads choices under it."""
         plain = msgspec.json.decode(msgspec.json.encode(self))
-        return {**plain, "generator": compute_generator_version(gpu=self.gpu)}
+        return {**plain, "generator": compute_generator_version(gpu=self.gpu, distributed=self.nproc is not None)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Profile:
         """The profile that `to_json` wrote; `StaleRecipe` if another version of the generator did."""
-        version, own = data.get("generator"), compute_generator_version(gpu=bool(data.get("gpu")))
+        distributed = data.get("nproc") is not None
+        version = data.get("generator")
+        own = compute_generator_version(gpu=bool(data.get("gpu")), distributed=distributed)
         if version != own:
             raise StaleRecipe(
                 f"The recipe was drawn by another version of the generator ({version or 'the first'}, this is {own}), "
@@ -97,11 +104,13 @@ class Profile:
         return msgspec.convert(data, cls)
 
 
-def compute_generator_version(*, gpu: bool = False) -> str:
+def compute_generator_version(*, gpu: bool = False, distributed: bool = False) -> str:
     """Identifies the meaning of choices: the grammar, what is registered with its weight, the operators, Hypothesis."""
-    # What is drawn for a GPU only has a version of its own, so that it makes no other recipe stale.
-    grammar = (_GRAMMAR, _GPU_GRAMMAR) if gpu else _GRAMMAR
-    registered = tuple((name.name, name.kind, name.weight) for name in list_names(gpu=gpu))  # in order
+    # What is drawn for a GPU or several processes only has a version of its own: it makes no other recipe stale.
+    grammar: object = (_GRAMMAR, _GPU_GRAMMAR) if gpu else _GRAMMAR
+    grammar = (grammar, "distributed", _DISTRIBUTED_GRAMMAR) if distributed else grammar
+    names = list_names(gpu=gpu, distributed=distributed)
+    registered = tuple((name.name, name.kind, name.weight) for name in names)  # in order
     known = repr((grammar, registered, load_operator_table().version, hypothesis.__version__))
     return f"{_GRAMMAR}-{hashlib.sha256(known.encode()).hexdigest()[:8]}"
 
@@ -110,6 +119,8 @@ def compute_generator_version(*, gpu: bool = False) -> str:
 _GRAMMAR = 17
 # The same for `fuzzcompile.fuzz.generation.profile.GPU_REPERTOIRE`.
 _GPU_GRAMMAR = 1
+# The same for what several processes run.
+_DISTRIBUTED_GRAMMAR = 1
 
 
 @dataclass(frozen=True)

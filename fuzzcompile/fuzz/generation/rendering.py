@@ -11,6 +11,7 @@ from functools import lru_cache
 from jinja2.environment import TemplateModule
 
 from fuzzcompile.fuzz.aliased_programs.grammar import render_aliased
+from fuzzcompile.fuzz.distributed_programs.grammar import collect_settings, render_distributed
 from fuzzcompile.fuzz.generation.inputs import (
     Sizes,
     list_activations,
@@ -23,7 +24,14 @@ from fuzzcompile.fuzz.generation.inputs import (
     takes_targets,
     takes_x,
 )
-from fuzzcompile.fuzz.generation.spec import Block, CaseSpec, OperatorProgram, Part, StatefulProgram
+from fuzzcompile.fuzz.generation.spec import (
+    Block,
+    CaseSpec,
+    DistributedProgram,
+    OperatorProgram,
+    Part,
+    StatefulProgram,
+)
 from fuzzcompile.fuzz.idioms.registry import find_attention_traits, idiom
 from fuzzcompile.fuzz.near_misses.near_miss_registry import find_detour
 from fuzzcompile.fuzz.stateful_programs.source import list_imports, render_reset, render_run, render_state, uses_name
@@ -37,6 +45,7 @@ def _describe(spec: CaseSpec) -> str:
     lines = ["A generated case.", ""]
     parts = [("Idioms", spec.idioms), ("Near misses", spec.near_misses), ("Operators", spec.operators)]
     parts += [("State", spec.states)] if spec.state else [("Aliases", spec.aliasing)] if spec.aliases else []
+    parts += [("Distribution", spec.distribution)] if spec.distributed else []
     for title, names in (*parts, ("Choices", spec.choices)):
         text = f"{title}: {', '.join(names) or 'none'}."
         lines += textwrap.wrap(text, 99, break_long_words=False)
@@ -51,11 +60,15 @@ def _list_settings(spec: CaseSpec) -> list[tuple[str, str]]:
     how = spec.compile
     dynamo = dict.fromkeys(_CAPTURE, True) if how.captured else {}
     dynamo |= dict.fromkeys(spec.state.assumed if spec.state is not None else (), False)
+    options = collect_options(how.toggles)
+    if spec.distributed is not None:
+        of_inductor, of_dynamo = collect_settings(spec.distributed)
+        options, dynamo = {**options, **of_inductor}, {**dynamo, **of_dynamo}
     configs = {"inductor": collect_config(how.toggles), "dynamo": dynamo}
     settings: dict[str, object] = {
         "GRAD": how.grad,
         "BACKWARD": spec.backward or None,
-        "OPTIONS": collect_options(how.toggles) or None,
+        "OPTIONS": options or None,
         "CONFIG": {name: entries for name, entries in configs.items() if entries} or None,
         "MODE": how.mode,
         "DYNAMIC": how.dynamic,
@@ -112,8 +125,9 @@ def render(spec: CaseSpec, *, described: bool = False) -> str:
 
     ``described`` puts the names of its idioms, near misses and choices on top.
     """
-    if spec.aliases is not None:
-        text = render_aliased(spec.aliases, spec.seed, _list_settings(spec))
+    if spec.aliases is not None or spec.distributed is not None:
+        text = _render_distributed(spec, spec.distributed) if spec.distributed is not None else ""
+        text = render_aliased(spec.aliases, spec.seed, _list_settings(spec)) if spec.aliases is not None else text
         return f'"""{_describe(spec)}"""\n\n{text}' if described else text
     classes = [source.strip() for source in _render_classes(spec)]
     inputs = list_inputs(spec, spec.dims)
@@ -144,6 +158,26 @@ def render(spec: CaseSpec, *, described: bool = False) -> str:
         cast=f".to(torch.{spec.dtype})" if cast else "",
         scattered=not plain and any(mark in source for source in classes for mark in _CONSTANT_AT_FIRST),
     )
+
+
+def _render_distributed(spec: CaseSpec, program: DistributedProgram) -> str:
+    settings = _list_settings(spec)
+    if not program.wraps:
+        inputs = list(zip(program.arguments, program.inputs, strict=True))
+        return render_distributed(program, program.classes, inputs, spec.seed, settings, ["model = Model()"])
+    inputs = list_inputs(spec, spec.dims)
+    classes = [source.strip() for source in _render_classes(spec)]
+    classes = [*find_functions([expression for _, expression in inputs]), *classes]
+    cast = f".to(torch.{spec.dtype})" if spec.dtype != "float32" else ""
+    built = [f"model = Model(){cast}.{'train' if spec.training else 'eval'}()"]
+    if any(mark in source for source in classes for mark in _CONSTANT_AT_FIRST):
+        built += [
+            "with torch.no_grad():",
+            "    for parameter in model.parameters():",
+            "        if parameter.dim() < 2:",
+        ]
+        built.append("            parameter.add_(torch.randn_like(parameter), alpha=0.1)")
+    return render_distributed(program, classes, inputs, spec.seed, settings, built, _render_calls(spec))
 
 
 def _load_macros(name: str | None) -> TemplateModule | None:

@@ -33,6 +33,8 @@ Size = Literal["same", "more", "plus_five", "many", "one", "none", "batch", "seq
 Mark = Literal["maybe_mark_dynamic", "mark_dynamic", "mark_unbacked"]
 
 _SCHEMA = 4
+WRAPPED, PLANNED, COLLECTIVES, SHARDED = "wrapped_module", "planned_module", "collectives", "sharded_tensors"
+"""What a distributed program is: its first name."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,37 @@ class AliasedProgram:
 
 
 @dataclass(frozen=True)
+class DistributedProgram:
+    """A program that ``nproc`` processes run together.
+
+    ``names`` are the rows that it is made of, ``imports`` the lines that it needs beside torch's. ``made`` are lines of
+    ``make`` behind the group and a ``mesh`` of these sizes: they wrap ``model``, or define the function ``nested`` that
+    is the program. Without ``classes`` the model is that of the rest of the case, and with none of its own ``inputs``
+    these are too. Inputs are other ones in each process, or only along the dimensions of the mesh that are ``apart``.
+    """
+
+    names: tuple[str, ...]
+    nproc: int
+    imports: tuple[str, ...]
+    made: tuple[str, ...]
+    mesh: tuple[int, ...] = ()
+    classes: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    nested: str | None = None
+    apart: tuple[str, ...] | None = None
+
+    @property
+    def arguments(self) -> str:
+        """The names of its own inputs, a letter each."""
+        return ("xw" if COLLECTIVES in self.names else "x" if self.classes else "abcdefgh")[: len(self.inputs)]
+
+    @property
+    def wraps(self) -> bool:
+        """True if it wraps the model that the rest of the case describes."""
+        return not self.classes and self.nested is None
+
+
+@dataclass(frozen=True)
 class Mask:
     """A mask over the scores.
 
@@ -284,7 +317,8 @@ class CaseSpec:
     """A whole case. Equal specs render to equal source.
 
     A ``layer`` takes the place of the attention, which then has no meaning; a ``program`` that of the whole model, with
-    the Python ``state`` around it; ``aliases`` that of everything.
+    the Python ``state`` around it; ``aliases`` that of everything. What is ``distributed`` wraps the model, or is
+    in its place.
     ``programs`` and ``detours`` are statements over the activation, each with its place: ``before`` or ``after`` the
     model's body. ``values`` names the operator that makes the floating inputs, ``inputs`` how they lie in memory;
     ``aliased`` inputs are one tensor.
@@ -299,6 +333,7 @@ class CaseSpec:
     program: OperatorProgram | None = None
     state: StatefulProgram | None = None
     aliases: AliasedProgram | None = None
+    distributed: DistributedProgram | None = None
     programs: tuple[tuple[str, OperatorProgram], ...] = ()
     detours: tuple[tuple[str, Part], ...] = ()
     dtype: str = "float32"
@@ -317,10 +352,20 @@ class CaseSpec:
         block = self.block or Block()
         a = self.attention
         parts = (a.projection, a.position, a.norm, a.grouping)
-        core = () if self.program or self.aliases else (a.idiom, *parts) if self.layer is None else (self.layer.name,)
+        core = (
+            ()
+            if self.program or self.aliases or self._is_alone
+            else (a.idiom, *parts)
+            if self.layer is None
+            else (self.layer.name,)
+        )
         feed_forward, head = (part.name if part else None for part in (block.feed_forward, self.head))
         around = (block.norm, feed_forward, block.residual, self.embedding, head)
         return tuple(name for name in (*core, *around) if name)
+
+    @property
+    def _is_alone(self) -> bool:
+        return self.distributed is not None and not self.distributed.wraps
 
     @property
     def operators(self) -> tuple[str, ...]:
@@ -339,9 +384,14 @@ class CaseSpec:
         return self.aliases.names if self.aliases is not None else ()
 
     @property
+    def distribution(self) -> tuple[str, ...]:
+        """Names of the rows of its distributed program."""
+        return self.distributed.names if self.distributed is not None else ()
+
+    @property
     def attends(self) -> bool:
         """True if the case has an attention whose parts are drawn, and nothing in its place."""
-        return self.layer is None and self.program is None and self.aliases is None
+        return self.layer is None and self.program is None and self.aliases is None and not self._is_alone
 
     @property
     def key_heads(self) -> int:
@@ -352,12 +402,15 @@ class CaseSpec:
     @property
     def near_misses(self) -> tuple[str, ...]:
         """Names of the near misses that the case has, whether drawn or by coincidence."""
-        return tuple(miss.name for miss in NEAR_MISSES if self.aliases is None and miss.present(self))
+        return tuple(
+            miss.name for miss in NEAR_MISSES if self.aliases is None and not self._is_alone and miss.present(self)
+        )
 
     @property
     def plain(self) -> bool:
         """True if the case is one attention over query, key and value, of any batch, and nothing else."""
-        around = (self.layer, self.block, self.embedding, self.head, self.attention.projection, self.aliases)
+        inner = (self.layer, self.block, self.embedding, self.head, self.attention.projection)
+        around = (*inner, self.aliases, self.distributed)
         plain = all(miss.keeps_plain or not miss.present(self) for miss in NEAR_MISSES)
         return plain and not any((*around, self.program, self.programs))
 
@@ -375,6 +428,7 @@ class CaseSpec:
             self.program and not self.state and "program",
             self.state and "stateful",
             self.aliases and "aliased_program",
+            self.distributed and "distributed",
             self.state and self.state.plain and "stateful_function",
             self.programs and "program_beside",
             attention and f"layout_{attention.layout}",
@@ -418,7 +472,15 @@ class CaseSpec:
         """All names that describe the case: idioms, near misses, productions and choices, each once."""
         return tuple(
             dict.fromkeys(
-                (*self.idioms, *self.near_misses, *self.operators, *self.states, *self.aliasing, *self.choices)
+                (
+                    *self.idioms,
+                    *self.near_misses,
+                    *self.operators,
+                    *self.states,
+                    *self.aliasing,
+                    *self.distribution,
+                    *self.choices,
+                )
             )
         )
 

@@ -39,16 +39,17 @@ from fuzzcompile.programs.capture.interception import (
     record_call,
 )
 from fuzzcompile.programs.capture.script_process import imitate_cuda, retarget_script, set_too_late, silence_output
-from fuzzcompile.programs.capture.state import Ambient
+from fuzzcompile.programs.capture.state import Ambient, World, Worlds
 from fuzzcompile.programs.casefiles.case_file import CaseFile, read_case_file
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run.case import Arguments, Case
-from fuzzcompile.run.case_program import RUN_SEED, build
+from fuzzcompile.run.case_program import RUN_SEED, build, call_make, name_roots
 from fuzzcompile.run.code_files import is_user_file
 from fuzzcompile.run.device import seed_everything
 from fuzzcompile.run.ranks import prepare_group
 from fuzzcompile.run.reachable_state import ReachedObjects, get_own_dict, is_model, list_global_names, name_holders
 from fuzzcompile.run.runs import observe
+from fuzzcompile.run.seats import forms_group
 from fuzzcompile.run.tensors import list_tensors
 
 # Attributes by which a callable runs its own backward pass, which frees its graph.
@@ -357,8 +358,28 @@ def load(path: Path | CaseFile, device: torch.device, *, call: int | None = None
         told = current_target() is not None
         prepare_group(file.source)
         case = load_case(file, lambda tree: retarget_script(tree, device)[0]) if told else load_case(file)
+        case = _capture_made(case) if forms_group(file.source) else case
     case = replace(case, settings=apply_backend(case.settings))
     return case if module is None else submodule_case(case, module, device)
+
+
+def _capture_made(case: Case) -> Case:
+    """A case file that may form a group of processes, as a case whose ``make()`` was called, once in each of them.
+
+    Processes that one run of it asks for are not formed again by the next, and those of a group call ``make()``
+    together or wait for each other. What it returned is restored before every run, as a script's call is.
+    """
+    seed_everything(RUN_SEED)
+    model, (inputs, *later) = call_make(case)
+    ambient, state = Ambient.current(), Worlds([World(name_roots(model, (inputs, *later)))])
+    return replace(
+        case,
+        make=lambda: (model, inputs),
+        calls=later or None,
+        ambient=ambient.enter,
+        reseed=ambient.random.restore,
+        state=state,
+    )
 
 
 def load_later_call(file: CaseFile, device: torch.device, call: LaterCallJson) -> Case:

@@ -203,6 +203,7 @@ class Worlds:
     """The state before each of several calls of one callable; implements :class:`fuzzcompile.run.case.CapturedState`.
 
     What a script does between two calls (a token appended to a mask, an optimizer's step) is thus part of each run.
+    Calls behind the last state that is known go on from what the call before has left.
     """
 
     def __init__(self, worlds: Sequence[World]) -> None:
@@ -217,6 +218,8 @@ class Worlds:
 
     def enter(self, call: int) -> None:
         """Restore the state before a call, counted from 0; hooks that watch the modules of a run stay."""
+        if call >= len(self._worlds):
+            return
         self._current = call
         device, double = self._where
         self._worlds[call].restore(device, double=double, hooks=call == 0)

@@ -1,0 +1,1 @@
+"""Programs that several processes run together: wrapped and planned modules, collectives, tensors in parts."""
