@@ -90,9 +90,30 @@ _FSDP_MORE: Weights[tuple[str, str]] = (
     (("fsdp_kept", "reshard_after_forward=False"), 25),
     (("fsdp_last_axis", "shard_placement_fn=lambda parameter: Shard(parameter.dim() - 1)"), 12),
 )
-# Percentages: a wrapped module whose layers FSDP shards, one that is checkpointed if it is differentiated, and one with
-# a policy of mixed precision; a mesh of two dimensions; a program with a setting of its own, and one with two.
-_LAYERS, _CHECKPOINTED, _POLICY, _HYBRID, _SET, _SET_TWICE = 60, 25, 40, 30, 45, 12
+# Layers of which each fills a bucket of DDP, so that dynamo splits the graph between them: the width of a token, that
+# within a layer, and how many there are.
+_WIDE, _WIDE_WITHIN, _WIDE_LAYERS = 64, 4200, (2, 3)
+# Percentages: such layers in place of a module of the generator's; a wrapped module whose layers FSDP shards, one that
+# is checkpointed if it is differentiated, and one with a policy of mixed precision; a mesh of two dimensions; a program
+# with a setting of its own, and one with two.
+FILLING, _LAYERS, _CHECKPOINTED, _POLICY, _HYBRID, _SET, _SET_TWICE = 20, 60, 25, 40, 30, 45, 12
+
+_FORMS = (
+    ("ddp", 45, "DistributedDataParallel around the model."),
+    ("ddp_wide", FILLING, "Layers that fill a bucket of DDP each."),
+    ("fsdp", 55, "fully_shard of the model."),
+    ("fsdp_layers", _LAYERS, "fully_shard of each layer as well."),
+    ("fsdp_hybrid", _HYBRID, "fully_shard over a mesh of two dimensions."),
+    ("checkpointed", _CHECKPOINTED, "Layers whose activations are computed again in the backward pass."),
+    ("planned_2d", 35, "A plan over one dimension of a mesh, fully_shard over the other."),
+    ("sequence_parallel", 40, "Each process has some of the tokens."),
+    ("embedded", 30, "A divided embedding in front."),
+    ("headed", 30, "A divided linear layer behind."),
+    ("collectives_2d", 30, "Collectives over the dimensions of a mesh."),
+    ("sharded_2d", 40, "Tensors in parts over a mesh of two dimensions."),
+    ("partial_input", 15, "An input that is the sum of the parts."),
+)
+"""Names that are drawn by the chance that each has, with what they mean."""
 
 MESH_IMPORT = "from torch.distributed.device_mesh import init_device_mesh"
 _DDP_IMPORT = "from torch.nn.parallel import DistributedDataParallel"
@@ -106,6 +127,9 @@ def list_distributed_names() -> Iterator[tuple[str, str, int, str]]:
         (row.name, "distributed_setting", row.weight, str(row.options or row.dynamo)) for row in load_settings()
     )
     yield from ((row.name, "distributed_layer", row.weight, row.new) for row in load_layers())
+    for (name, text), weight in (*_DDP, *_FSDP, *_FSDP_MORE):
+        yield name, "distributed_wrapper", weight, text
+    yield from ((name, "distributed_form", weight, summary) for name, weight, summary in _FORMS)
 
 
 def draw_settings(pen: Pen, program: DistributedProgram) -> DistributedProgram:
@@ -163,6 +187,32 @@ def draw_wrapping(pen: Pen, nproc: int, *, stacked: bool, backward: bool) -> Dis
         made += [f"for layer in {layers}:", f"    {shard.replace('model', 'layer')}"]
     made.append(shard)
     return DistributedProgram(tuple(names), nproc, (*_list_fsdp_imports(shard), *imports), tuple(made), mesh)
+
+
+def draw_wide(pen: Pen, nproc: int) -> DistributedProgram:
+    """DDP around layers that are larger than its buckets."""
+    names, classes, fields, steps = ["ddp", "ddp_wide"], list[str](), list[str](), list[str]()
+    rows = [row for row in load_layers() if not row.heads]
+    row = rows[pen.number(len(rows) - 1)]
+    sizes = {"w": _WIDE, "h": _WIDE_WITHIN, "d": 1, "act": pen.one_of(_ACTIVATIONS), "attend": ""}
+    classes.append(Template(row.source).substitute(sizes).strip())
+    for number in range(pen.one_of(_WIDE_LAYERS)):
+        fields.append(f"self.layer{number} = {row.new}")
+        steps.append(f"x = {'x + ' if pen.chance(50) else ''}self.layer{number}(x)")
+    given = [("", "bucket_cap_mb=1"), *(each for each, percent in _DDP[1:] if pen.chance(percent, each[0]))]
+    classes.append(_write_model(fields, steps))
+    made = f"model = DistributedDataParallel(model{''.join(f', {text}' for _, text in given)})"
+    names += [name for name, _ in given if name]
+    inputs = (f"torch.randn({2 + pen.number(3)}, {_WIDE})",)
+    return DistributedProgram(tuple(names), nproc, (_DDP_IMPORT,), (made,), classes=tuple(classes), inputs=inputs)
+
+
+def _write_model(fields: Sequence[str], steps: Sequence[str]) -> str:
+    whole = ["class Model(nn.Module):", "    def __init__(self):", "        super().__init__()"]
+    whole += [f"        {line}" for line in fields]
+    return "\n".join(
+        [*whole, "", "    def forward(self, x):", *(f"        {line}" for line in steps), "        return x"]
+    )
 
 
 def _draw_sharding(pen: Pen, mesh: str) -> tuple[str, list[str]]:
@@ -305,9 +355,6 @@ def _finish_planned(
     imports = [line for line in imports if "torch.distributed.tensor import" not in line]
     imports += [f"from torch.distributed.tensor import {', '.join(placements)}"] * bool(placements)
     imports.append(f"from torch.distributed.tensor.parallel import {', '.join([*used, 'parallelize_module'])}")
-    whole = ["class Model(nn.Module):", "    def __init__(self):", "        super().__init__()"]
-    whole += [f"        {line}" for line in model.fields]
-    whole += ["", "    def forward(self, x):", *(f"        {line}" for line in model.steps), "        return x"]
     same = (() if len(mesh) == 1 else ("dp",)) if "sequence_parallel" not in names or "embedded" in names else None
     return DistributedProgram(
         tuple(dict.fromkeys(names)),
@@ -315,7 +362,7 @@ def _finish_planned(
         tuple(dict.fromkeys(imports)),
         tuple(made),
         mesh,
-        classes=(*model.classes.values(), "\n".join(whole)),
+        classes=(*model.classes.values(), _write_model(model.fields, model.steps)),
         inputs=tuple(inputs),
         apart=same,
     )

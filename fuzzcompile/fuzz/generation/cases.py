@@ -20,7 +20,14 @@ from hypothesis.database import InMemoryExampleDatabase
 
 from fuzzcompile.fuzz.aliased_programs.grammar import draw_aliased
 from fuzzcompile.fuzz.distributed_programs.collective_programs import draw_collectives
-from fuzzcompile.fuzz.distributed_programs.grammar import KINDS, draw_planned, draw_settings, draw_wrapping
+from fuzzcompile.fuzz.distributed_programs.grammar import (
+    FILLING,
+    KINDS,
+    draw_planned,
+    draw_settings,
+    draw_wide,
+    draw_wrapping,
+)
 from fuzzcompile.fuzz.distributed_programs.sharded_programs import draw_sharded
 from fuzzcompile.fuzz.generation.inputs import fit_spec
 from fuzzcompile.fuzz.generation.profile import CPU_REPERTOIRE, GPU_REPERTOIRE, Profile, Repertoire, StaleRecipe
@@ -236,7 +243,9 @@ def _draw_distributed(pen: Pen, profile: Profile, nproc: int) -> CaseSpec:
     how = Compile(dynamic=pen.draw_weighted([(None, 80), (True, 15), (False, 5)]), fullgraph=pen.chance(8))
     attention = Attention(idioms("attention")[0].name)
     spec = CaseSpec(attention=attention, dims=Dims(1, 1, 1, 1), backward=backward, compile=how)
-    if kind == WRAPPED:
+    if kind == WRAPPED and pen.chance(FILLING, "ddp_wide"):
+        program = draw_wide(pen, nproc)
+    elif kind == WRAPPED:
         spec = _draw_wrapped(pen, profile, spec)
         stacked = spec.block is not None and spec.block.layers > 1
         program = draw_wrapping(pen, nproc, stacked=stacked, backward=spec.backward)
