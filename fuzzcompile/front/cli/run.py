@@ -100,10 +100,10 @@ _seed = click.option(
 )
 @click.option(
     "--nproc",
-    type=click.IntRange(2, 4),
+    type=click.IntRange(2, 64),
     metavar="N",
-    help="Draw programs that N processes (2 to 4) run together: modules under DDP, FSDP2 and tensor parallelism, "
-    "collectives, tensors in parts.",
+    help="Draw programs that N processes run together: modules under DDP, FSDP2 and tensor parallelism, collectives, "
+    "tensors in parts. Of more than 4, up to 64, all but one are imitated.",
 )
 @click.option("--screen-only", is_flag=True, help="Generate code only for cases whose graphs look wrong.")
 @click.option("--full-only", is_flag=True, help="Generate code for every case.")
@@ -145,7 +145,8 @@ def run(**options: Any) -> int:
 
     With --nproc every case is judged by N processes on gloo, as `fuzzcompile triage --nproc` judges a script; each
     worker keeps the other processes of its cases. A case file says how many it needs (NPROC), so that a finding is
-    judged and replayed with as many. Its findings are not minimized.
+    judged and replayed with as many. Its findings are not minimized. Beyond 4, one process judges a case with torch's
+    fake group, as if all the others held what it holds.
     """
     return _CampaignCommand(**options).run()
 
@@ -250,13 +251,15 @@ class _CampaignCommand:
         from fuzzcompile.fuzz.campaign.campaign_display import format_starting
         from fuzzcompile.fuzz.campaign.campaign_run import join_workers, start_workers
         from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
+        from fuzzcompile.fuzz.distributed_programs.grammar import MOST_PROCESSES
 
         if self.cluster is not None:
             address = ClusterAddress.parse(self.cluster)
             importing = "its workers import torch and register the compiler's patterns ..."
             click.echo(f"Joining the cluster at {address}: {importing}", err=True)
             return join_workers(address, self.conditions, self.workers, clock, torch=self.torch)
-        workers = self.workers or max(1, choose_worker_count(self.conditions.device) // (self.nproc or 1))
+        together = self.nproc if self.nproc is not None and self.nproc <= MOST_PROCESSES else 1
+        workers = self.workers or max(1, choose_worker_count(self.conditions.device) // together)
         click.echo(format_starting(workers), err=True)
         return start_workers(self.conditions, workers, clock)
 

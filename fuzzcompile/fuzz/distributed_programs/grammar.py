@@ -21,6 +21,8 @@ from fuzzcompile.fuzz.generation.spec import (
 )
 from fuzzcompile.model.tables import read_table
 
+MOST_PROCESSES, MOST_IMITATED = 4, 64
+"""The processes that run a program; of more, up to that number, all but one are imitated."""
 KINDS: Weights[str] = ((WRAPPED, 34), (PLANNED, 26), (COLLECTIVES, 24), (SHARDED, 16))
 """What a distributed case is, and how often."""
 
@@ -88,7 +90,7 @@ _FSDP: Weights[tuple[str, str]] = (
 )
 _FSDP_MORE: Weights[tuple[str, str]] = (
     (("fsdp_kept", "reshard_after_forward=False"), 25),
-    (("fsdp_last_axis", "shard_placement_fn=lambda parameter: Shard(parameter.dim() - 1)"), 12),
+    (("fsdp_last_axis", "shard_placement_fn=lambda p: Shard(p.dim() - 1) if p.shape[-1] % $n == 0 else None"), 12),
 )
 # Layers of which each fills a bucket of DDP, so that dynamo splits the graph between them: the width of a token, that
 # within a layer, and how many there are.
@@ -117,6 +119,7 @@ _FORMS = (
 
 MESH_IMPORT = "from torch.distributed.device_mesh import init_device_mesh"
 _DDP_IMPORT = "from torch.nn.parallel import DistributedDataParallel"
+_FAKE_IMPORT = "from torch.testing._internal.distributed.fake_pg import FakeStore"
 _CHECKPOINT_IMPORT = "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper"
 
 
@@ -173,14 +176,14 @@ def draw_wrapping(pen: Pen, nproc: int, *, stacked: bool, backward: bool) -> Dis
         else:
             made += ["for name, layer in list(model.named_children()):"]
             made += ["    model.register_module(name, checkpoint_wrapper(layer))"]
-    if pen.draw_named([("ddp", 45), ("fsdp", 55)]) == "ddp":
+    if pen.draw_named([("ddp", 45), ("fsdp", 55)]) == "ddp" and nproc <= MOST_PROCESSES:  # no reducer imitates others
         given = [row for row, percent in _DDP if pen.chance(percent, row[0])]
         names += ["ddp", *(name for name, _ in given)]
         arguments = "".join(f", {text}" for _, text in given)
         made.append(f"model = DistributedDataParallel(model{arguments})")
         return DistributedProgram(tuple(names), nproc, (_DDP_IMPORT, *imports), tuple(made))
     mesh = draw_mesh(pen, nproc, planes=pen.chance(_HYBRID, "fsdp_hybrid"))
-    shard, of_fsdp = _draw_sharding(pen, "mesh")
+    shard, of_fsdp = _draw_sharding(pen, "mesh", mesh[-1])
     names += ["fsdp", *(["fsdp_hybrid"] if len(mesh) > 1 else []), *of_fsdp]
     if pen.chance(_LAYERS, "fsdp_layers"):
         names.append("fsdp_layers")
@@ -215,10 +218,12 @@ def _write_model(fields: Sequence[str], steps: Sequence[str]) -> str:
     )
 
 
-def _draw_sharding(pen: Pen, mesh: str) -> tuple[str, list[str]]:
+def _draw_sharding(pen: Pen, mesh: str, size: int) -> tuple[str, list[str]]:
+    """The call that shards over a mesh, between so many processes, and the names of its arguments."""
     given = [pen.draw_weighted([(row, weight) for row, weight in _FSDP])] if pen.chance(_POLICY, "fsdp_policy") else []
     given += [row for row, percent in _FSDP_MORE if pen.chance(percent, row[0])]
-    return f"fully_shard(model, mesh={mesh}{''.join(f', {text}' for _, text in given)})", [name for name, _ in given]
+    arguments = "".join(f", {Template(text).safe_substitute(n=size)}" for _, text in given)
+    return f"fully_shard(model, mesh={mesh}{arguments})", [name for name, _ in given]
 
 
 def _list_fsdp_imports(text: str) -> list[str]:
@@ -342,7 +347,7 @@ def _finish_planned(
         made += [f"model.{name} = checkpoint_wrapper(model.{name})" for name in layers]
         imports.append(_CHECKPOINT_IMPORT)
     if len(mesh) > 1:
-        shard, of_fsdp = _draw_sharding(pen, 'mesh["dp"]')
+        shard, of_fsdp = _draw_sharding(pen, 'mesh["dp"]', mesh[0])
         names += ["planned_2d", *of_fsdp]
         if pen.chance(_LAYERS):
             made += [shard.replace("(model", f"(model.{name}") for name in layers]
@@ -383,11 +388,13 @@ def render_distributed(
     """The case file of a program, of whose model the lines ``built`` are, and which ``torchrun`` runs as well."""
     body = [*classes]
     lines = ["import torch", "import torch.distributed as dist", *_list_imports(program, [*body, *program.made])]
-    lines += ["", f"NPROC = {program.nproc}", *(f"{name} = {value}" for name, value in settings)]
+    constants = [f"{name} = {value}" for name, value in settings]
+    constants = [f"NPROC = {program.nproc}"] * (program.rank is None) + constants
+    lines += ["", *constants] if constants else []
     for source in body:
         lines += ["", "", source]
     lines += ["", "", f"CALLS = {calls}"] if calls else []
-    lines += ["", "", "def make():", '    dist.init_process_group("gloo")']
+    lines += ["", "", "def make():", f"    {_render_group(program)}"]
     if program.mesh:
         named = ', mesh_dim_names=("dp", "tp")' if len(program.mesh) > 1 else ""
         shape = ", ".join(map(str, program.mesh)) + "," * (len(program.mesh) == 1)
@@ -401,6 +408,12 @@ def render_distributed(
     return "\n".join(lines)
 
 
+def _render_group(program: DistributedProgram) -> str:
+    if program.rank is None:
+        return 'dist.init_process_group("gloo")'
+    return f'dist.init_process_group("fake", rank={program.rank}, world_size={program.nproc}, store=FakeStore())'
+
+
 def _render_seed(program: DistributedProgram, seed: int) -> str:
     """The seed of the inputs: another in each process, or the same along the dimension that a plan divides."""
     if program.apart is None:
@@ -412,6 +425,7 @@ def _list_imports(program: DistributedProgram, texts: Sequence[str]) -> list[str
     whole = "\n".join(texts)
     wanted = [*program.imports, *(["from torch import nn"] if "nn." in whole.replace("F.", "") else [])]
     wanted += ["from torch.nn import functional as F"] if "F." in whole else []
+    wanted += [_FAKE_IMPORT] if program.rank is not None else []
     wanted += ["from torch.nn.attention import SDPBackend, sdpa_kernel"] if "sdpa_kernel(" in whole else []
     plain = [line for line in dict.fromkeys(wanted) if line.startswith("import ")]
     return [*plain, *sorted(set(wanted) - set(plain), key=lambda line: line.split()[1])]
@@ -423,6 +437,7 @@ def _render_main(program: DistributedProgram, settings: Mapping[str, str]) -> li
         for name, argument in (("OPTIONS", "options"), ("DYNAMIC", "dynamic"), ("FULLGRAPH", "fullgraph"))
         if name in settings
     )
-    lines = [f'if __name__ == "__main__":  # torchrun --nproc-per-node {program.nproc} FILE']
+    started = "" if program.rank is not None else f"  # torchrun --nproc-per-node {program.nproc} FILE"
+    lines = [f'if __name__ == "__main__":{started}']
     lines += ["    model, inputs = make()", f"    print(torch.compile(model{given})(*inputs))"]
     return [*lines, "    dist.destroy_process_group()"]

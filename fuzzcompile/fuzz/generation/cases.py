@@ -23,6 +23,7 @@ from fuzzcompile.fuzz.distributed_programs.collective_programs import draw_colle
 from fuzzcompile.fuzz.distributed_programs.grammar import (
     FILLING,
     KINDS,
+    MOST_PROCESSES,
     draw_planned,
     draw_settings,
     draw_wide,
@@ -243,7 +244,7 @@ def _draw_distributed(pen: Pen, profile: Profile, nproc: int) -> CaseSpec:
     how = Compile(dynamic=pen.draw_weighted([(None, 80), (True, 15), (False, 5)]), fullgraph=pen.chance(8))
     attention = Attention(idioms("attention")[0].name)
     spec = CaseSpec(attention=attention, dims=Dims(1, 1, 1, 1), backward=backward, compile=how)
-    if kind == WRAPPED and pen.chance(FILLING, "ddp_wide"):
+    if kind == WRAPPED and pen.chance(FILLING, "ddp_wide") and nproc <= MOST_PROCESSES:
         program = draw_wide(pen, nproc)
     elif kind == WRAPPED:
         spec = _draw_wrapped(pen, profile, spec)
@@ -256,7 +257,8 @@ def _draw_distributed(pen: Pen, profile: Profile, nproc: int) -> CaseSpec:
         program, spec = draw_collectives(pen, nproc, dtype, differentiated=backward), replace(spec, dtype=dtype)
     else:
         program = draw_sharded(pen, nproc, differentiated=backward)
-    program = replace(program, names=(kind, *program.names))
+    rank = None if nproc <= MOST_PROCESSES else pen.one_of((0, nproc - 1, nproc // 2))
+    program = replace(program, names=(kind, *program.names), rank=rank)
     if "ddp" in program.names or "fully_shard(" in "".join(program.made):  # hooks of both break graphs
         spec = replace(spec, compile=replace(spec.compile, fullgraph=False))
     return replace(spec, distributed=draw_settings(pen, program))

@@ -169,6 +169,7 @@ class DistributedProgram:
     ``make`` behind the group and a ``mesh`` of these sizes: they wrap ``model``, or define the function ``nested`` that
     is the program. Without ``classes`` the model is that of the rest of the case, and with none of its own ``inputs``
     these are too. Inputs are other ones in each process, or only along the dimensions of the mesh that are ``apart``.
+    With a ``rank``, one process alone runs it as that one of them, and the others are imitated.
     """
 
     names: tuple[str, ...]
@@ -180,6 +181,7 @@ class DistributedProgram:
     inputs: tuple[str, ...] = ()
     nested: str | None = None
     apart: tuple[str, ...] | None = None
+    rank: int | None = None
 
     @property
     def arguments(self) -> str:
