@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MODULE = "torch.distributed.tensor"
+_MESH = "torch.distributed.device_mesh"
 _PENDING = "torch.distributed._functional_collectives"
 
 
@@ -56,6 +58,12 @@ def divide_like(whole: torch.Tensor, tensor: DTensor) -> torch.Tensor:
     placements = [loaded.Replicate() if placed.is_partial() else placed for placed in tensor.placements]
     part: torch.Tensor = loaded.distribute_tensor(whole, tensor.device_mesh, placements, src_data_rank=None).to_local()
     return part
+
+
+def drop_meshes(values: Sequence[Any]) -> list[Any]:
+    """Values without the meshes that stand behind the parts of tensors where AOTAutograd has taken these apart."""
+    loaded = sys.modules.get(_MESH)
+    return [value for value in values if loaded is None or not isinstance(value, loaded.DeviceMesh)]
 
 
 def find_rank() -> int:

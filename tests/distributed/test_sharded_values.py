@@ -13,7 +13,14 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from fuzzcompile.compiler import collectives
 from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.run.ranks import name_on_rank
-from fuzzcompile.run.sharded_tensors import describe_placements, is_sharded, read_part, read_values
+from fuzzcompile.run.sharded_tensors import (
+    describe_placements,
+    divide_like,
+    drop_meshes,
+    is_sharded,
+    read_part,
+    read_values,
+)
 from fuzzcompile.run.tensors import name_collective
 
 OPERATORS = torch.ops._c10d_functional
@@ -120,3 +127,15 @@ def test_collectives_are_known_by_their_namespaces() -> None:
     assert name_collective(torch.ops.c10d.allreduce_.default) == "allreduce_"
     assert name_collective(torch.ops.aten.add.Tensor) is None
     assert name_collective(torch.add) is None
+
+
+def test_meshes_behind_parts_are_left_out(mesh: dist.DeviceMesh) -> None:
+    part = torch.randn(3)
+    assert drop_meshes([part, mesh, None, mesh]) == [part, None]
+
+
+@pytest.mark.parametrize("placement", [Replicate(), Shard(0), Partial()])
+def test_what_is_laid_out_as_a_dtensor_has_a_part_of_its_size(mesh: dist.DeviceMesh, placement: Placement) -> None:
+    whole = DTensor.from_local(torch.randn(3, 4), mesh, [placement])
+    drawn = torch.randn(3, 4)
+    assert torch.equal(divide_like(drawn, whole), drawn)  # of one process, the part is the whole

@@ -64,6 +64,7 @@ from fuzzcompile.model.thresholds import (
     VANISHING_GRADIENT,
 )
 from fuzzcompile.model.verdicts import ERRORS, Verdict
+from fuzzcompile.run.sharded_tensors import drop_meshes
 
 _EPS = torch.finfo(torch.float32).eps
 _RESULT, _GRADIENT = "result", "gradient"
@@ -151,7 +152,7 @@ class _Crossing:
         """List what a run leaves: inputs that AOTAutograd's runtime writes, outputs, other inputs written to."""
         behind, inside = self.writes
         # The late graph returns what the runtime is to write, ahead of all else.
-        outputs = run.outputs if late else [*(run.inputs[at] for at in behind), *run.outputs]
+        outputs = drop_meshes(run.outputs) if late else [*(run.inputs[at] for at in behind), *run.outputs]
         results = len(behind) + len(self.in_double[0].outputs)
         return [*outputs[:results], *(run.inputs[at] for at in inside)]
 
@@ -161,10 +162,10 @@ class _Crossing:
         if early.error is not None or late.error is not None or (any(self.writes) and not self.keeps_inputs):
             return
         left, right = self.list_results(early, late=False), self.list_results(late, late=True)
-        if self.joint or len(self.writes[0]) + len(early.outputs) == len(late.outputs):
+        if self.joint or len(self.writes[0]) + len(early.outputs) == len(drop_meshes(late.outputs)):
             yield ways.Pair(_RESULT, left, right)
         if self.joint:
-            yield ways.Pair(_GRADIENT, left, late.outputs)
+            yield ways.Pair(_GRADIENT, left, drop_meshes(late.outputs))
 
     def measure(self, pair: ways.Pair[str]) -> ways.PartedStep[str] | None:
         """Tell results or gradients that are other ones: neither rounding nor constants in float32 explain them."""

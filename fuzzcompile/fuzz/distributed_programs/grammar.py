@@ -94,7 +94,7 @@ _FSDP_MORE: Weights[tuple[str, str]] = (
 )
 # Layers of which each fills a bucket of DDP, so that dynamo splits the graph between them: the width of a token, that
 # within a layer, and how many there are.
-_WIDE, _WIDE_WITHIN, _WIDE_LAYERS = 64, 4200, (2, 3)
+_WIDE, _WIDE_WITHIN, _WIDE_LAYERS = 512, 520, (2, 3)
 # Percentages: such layers in place of a module of the generator's; a wrapped module whose layers FSDP shards, one that
 # is checkpointed if it is differentiated, and one with a policy of mixed precision; a mesh of two dimensions; a program
 # with a setting of its own, and one with two.

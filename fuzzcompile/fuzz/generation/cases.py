@@ -257,7 +257,9 @@ def _draw_distributed(pen: Pen, profile: Profile, nproc: int) -> CaseSpec:
         program, spec = draw_collectives(pen, nproc, dtype, differentiated=backward), replace(spec, dtype=dtype)
     else:
         program = draw_sharded(pen, nproc, differentiated=backward)
-    rank = None if nproc <= MOST_PROCESSES else pen.one_of((0, nproc - 1, nproc // 2))
+    # What another one than the first gets when a tensor is divided, the imitated first does not send.
+    ranks = (0, nproc - 1, nproc // 2) if kind in (WRAPPED, COLLECTIVES) else (0,)
+    rank = None if nproc <= MOST_PROCESSES else pen.one_of(ranks)
     program = replace(program, names=(kind, *program.names), rank=rank)
     if "ddp" in program.names or "fully_shard(" in "".join(program.made):  # hooks of both break graphs
         spec = replace(spec, compile=replace(spec.compile, fullgraph=False))
