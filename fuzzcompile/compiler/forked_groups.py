@@ -7,12 +7,13 @@ compiled program, by name) goes on with it.
 
 from __future__ import annotations
 
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from fuzzcompile.run.sharded_tensors import is_in_group
 
 _CPU = torch.device("cpu")
 _kept: list[object] = []  # the parent's backends, whose ends would wait for threads that a fork does not have
@@ -20,9 +21,7 @@ _kept: list[object] = []  # the parent's backends, whose ends would wait for thr
 
 def find_size() -> int | None:
     """The number of processes of the program's group; None if it has formed none."""
-    loaded = sys.modules.get("torch.distributed")
-    formed = loaded is not None and loaded.is_available() and loaded.is_initialized()
-    return int(loaded.get_world_size()) if loaded is not None and formed else None
+    return torch.distributed.get_world_size() if is_in_group() else None
 
 
 def refuse_groups() -> str | None:
