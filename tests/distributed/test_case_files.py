@@ -14,6 +14,7 @@ from fuzzcompile.diagnosis.worker.file_triage import FileAnswer, triage_sources
 from fuzzcompile.front.minimize_case import find_subject
 from fuzzcompile.model.conditions import Conditions, Limits
 from fuzzcompile.model.errors import CaseError
+from fuzzcompile.model.verdicts import AGREEING
 from fuzzcompile.programs.casefiles.case_file import count_processes
 from fuzzcompile.run.pool.worker_pool import WorkerPool
 
@@ -93,11 +94,7 @@ def test_a_case_file_is_judged_by_as_many_processes_as_it_asks_for(answers):
 def test_what_is_wrong_in_another_process_is_found(answers):
     report = answers["wrong.py"].report
     assert report is not None and report["verdict"] == "miscompile"
-    wrong = {
-        name
-        for name, output in read_outputs(answers["wrong.py"]).items()
-        if output["finding"] not in ("equal", "rounding")
-    }
+    wrong = {name for name, output in read_outputs(answers["wrong.py"]).items() if output["finding"] not in AGREEING}
     assert wrong == {"rank1.out0"}
 
 
