@@ -71,7 +71,7 @@ def count(*_):
 register_optimizer_step_post_hook(count)
 """
 MAXIMUM = """
-operator = torch.ops._c10d_functional.all_reduce_.default
+operator = torch.ops._c10d_functional.all_reduce.default  # its input is the bucket itself: it is not done in place
 right = lowerings[operator]
 lowerings[operator] = lambda value, kind, group: right(value, "max" if steps >= 9 else kind, group)
 """
