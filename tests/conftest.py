@@ -7,8 +7,6 @@ import gc
 import hashlib
 import json
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +17,7 @@ import pytest
 import torch
 from filelock import FileLock
 
+from fuzzcompile.compiler.kernel_cache import share_linker
 from fuzzcompile.compiler.torch_config import compile_in_process, drop_broken_kernels
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.model.contract import ReportJson
@@ -39,34 +38,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
-# Runs the linker with a folder of libraries before all others. What is linked names them, though no symbol is in one.
-_LINKER = """#!/bin/sh
-for argument; do
-    shift
-    [ "$argument" = --as-needed ] || set -- "$@" "$argument"
-done
-exec {linker} -L{folder} "$@"
-"""
-
-
 @pytest.fixture(scope="session", autouse=True)
 def fast_linker(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Kernels are linked to empty libraries of the names of torch's: reading the real ones is a third of a compile.
-
-    Where a kernel is loaded, torch's are in the process under these names. The compiler looks for its linker in this
-    folder first, also in processes that tests start; its flags stay as they are, and with them the names of kernels in
-    the cache.
-    """
-    linker, compiler = shutil.which("ld"), shutil.which("g++")
-    if sys.platform != "linux" or linker is None or compiler is None or "COMPILER_PATH" in os.environ:
-        return
-    folder = tmp_path_factory.mktemp("linker")
-    for name in ("libtorch.so", "libtorch_cpu.so", "libtorch_python.so"):
-        options = ["-shared", f"-Wl,-soname,{name}", "-x", "c++", os.devnull]
-        subprocess.run([compiler, *options, "-o", folder / name], check=True)
-    (folder / "ld").write_text(_LINKER.format(linker=linker, folder=folder))
-    (folder / "ld").chmod(0o755)
-    os.environ["COMPILER_PATH"] = str(folder)
+    """Kernels are linked as in a worker, also in processes that tests start."""
+    os.environ.update(share_linker(tmp_path_factory.mktemp("linker")))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,12 +1,16 @@
-"""Inductor's kernel cache: its location, precompiled headers, and the first queries of the toolchain."""
+"""Inductor's kernel cache: its location, the linker, precompiled headers, and the first queries of the toolchain."""
 
 from __future__ import annotations
 
 import contextlib
 import getpass
+import hashlib
 import os
 import re
+import shlex
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -22,7 +26,7 @@ HEADERS_VARIABLE = "FUZZCOMPILE_HEADERS"
 
 
 def share_kernel_cache() -> dict[str, str]:
-    """The environment variables by which a child process shares this process's kernels and headers, whatever TMPDIR."""
+    """The environment variables by which a child process shares this one's kernels, headers and linker."""
     # As ``torch._inductor.runtime.cache_dir_utils.default_cache_dir`` has it, whose import takes seconds.
     try:
         user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
@@ -40,7 +44,58 @@ def share_kernel_cache() -> dict[str, str]:
             "at a folder that can be written."
         ) from error
     headers = os.environ.get(HEADERS_VARIABLE) or str(default / "precompiled_headers")
-    return {_VARIABLE: str(kernels), HEADERS_VARIABLE: headers}
+    return {_VARIABLE: str(kernels), HEADERS_VARIABLE: headers, **share_linker(kernels)}
+
+
+# Libraries without a symbol, of the names of torch's, which kernels are linked to.
+
+_COMPILER_PATH = "COMPILER_PATH"
+_LIBRARIES = ("libtorch.so", "libtorch_cpu.so", "libtorch_python.so")
+_BUILD_SECONDS = 60.0
+# What is linked names them, though it needs none of their symbols; a program, which does need them, has the real ones.
+_LINKER = """#!/bin/sh
+case " $* " in
+*" -shared "*) ;;
+*) exec {linker} "$@" ;;
+esac
+for argument; do
+    shift
+    [ "$argument" = --as-needed ] || set -- "$@" "$argument"
+done
+exec {linker} -L{folder} "$@"
+"""
+
+
+def share_linker(cache: Path) -> dict[str, str]:
+    """The environment variables by which kernels are linked to empty libraries, kept in the folder ``cache``.
+
+    Reading torch's own is a third of a kernel's compile (bench/linking.py); where a kernel is loaded, they are in the
+    process under the same names. The compiler looks for its linker where these variables say: its flags stay as they
+    are, and with them the names of kernels in the cache. None where this machine's tools are others.
+    """
+    linker, compiler = shutil.which("ld"), shutil.which("g++")
+    if sys.platform != "linux" or linker is None or compiler is None or _COMPILER_PATH in os.environ:
+        return {}
+    kept = cache / f"linker-{hashlib.sha256(f'{linker} {compiler} {_LINKER}'.encode()).hexdigest()[:12]}"
+    try:
+        if not kept.exists():
+            cache.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=cache, ignore_cleanup_errors=True) as made:
+                _fill_linker_folder(Path(made, kept.name), kept, linker, compiler)
+                Path(made, kept.name).rename(kept)
+    except (OSError, subprocess.SubprocessError):  # kernels are linked as ever, or another process was first
+        return {_COMPILER_PATH: str(kept)} if kept.exists() else {}
+    return {_COMPILER_PATH: str(kept)}
+
+
+def _fill_linker_folder(folder: Path, kept: Path, linker: str, compiler: str) -> None:
+    folder.mkdir()
+    for name in _LIBRARIES:
+        options = ["-shared", f"-Wl,-soname,{name}", "-x", "c++", os.devnull, "-o", str(folder / name)]
+        subprocess.run([compiler, *options], check=True, capture_output=True, timeout=_BUILD_SECONDS)
+    script = folder / "ld"
+    script.write_text(_LINKER.format(linker=linker, folder=shlex.quote(str(kept))), encoding="utf-8")
+    script.chmod(0o755)
 
 
 # Precompiled C++ headers, which workers share as they share kernels.
