@@ -27,7 +27,7 @@ from fuzzcompile.model.judge_task import NamedFunction
 from fuzzcompile.run.case import Case, CompileSettings, GradMode
 from fuzzcompile.run.observation import Failure, Observation, Value
 from fuzzcompile.run.seats import Seat, forms_group
-from fuzzcompile.run.sharded_tensors import is_in_group
+from fuzzcompile.run.sharded_tensors import forget_layouts, is_in_group
 from fuzzcompile.run.tensors import reduce_operator
 from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
@@ -112,6 +112,7 @@ def leave_group() -> None:
     if is_in_group():
         with contextlib.suppress(RuntimeError):  # another process is gone
             torch.distributed.destroy_process_group()
+        forget_layouts()
 
 
 # Calls that all ranks make.

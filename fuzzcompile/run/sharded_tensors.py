@@ -7,6 +7,7 @@ for. Of the classes that are meant, none is imported: a program without them has
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
@@ -64,6 +65,22 @@ def drop_meshes(values: Sequence[Any]) -> list[Any]:
     """Values without the meshes that stand behind the parts of tensors where AOTAutograd has taken these apart."""
     loaded = sys.modules.get(_MESH)
     return [value for value in values if loaded is None or not isinstance(value, loaded.DeviceMesh)]
+
+
+def forget_layouts() -> None:
+    """Forget which layouts operators give: torch keeps them with their meshes, whose groups have ended by now.
+
+    A mesh of the same form that is made later is equal to the old one, and is compiled with the group of that.
+    """
+    if _MODULE not in sys.modules:
+        return
+    caches = importlib.import_module(f"{_MODULE}.debug")
+    for name in (
+        "_clear_sharding_prop_cache",
+        "_clear_python_sharding_prop_cache",
+        "_clear_fast_path_sharding_prop_cache",
+    ):
+        getattr(caches, name, lambda: None)()
 
 
 def find_rank() -> int:

@@ -65,6 +65,27 @@ def make():
     dist.init_process_group("gloo")
     return Counter(), (torch.ones(3),)
 """
+SHARDED = """
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+NPROC = 2
+BACKWARD = True
+
+
+def make():
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(0)
+
+    def program(a):
+        b = torch.relu(a)
+        return (a * 2.0).redistribute(mesh, [Shard(0)]), b, torch.tanh(b + b)
+
+    return program, (distribute_tensor(torch.randn(3, 6), mesh, [Shard(1)]).requires_grad_(),)
+"""
 TAKEN = CASE.replace("make():", "make():\n    raise ValueError(dist)")
 
 
@@ -76,6 +97,8 @@ def answers() -> Mapping[str, FileAnswer]:
         "wrong.py": CASE + "\nBACKEND = wrong_in_the_second\n",
         "raising.py": TAKEN,
         "counting.py": COUNTING,
+        "sharded.py": SHARDED,
+        "sharded_again.py": SHARDED.replace("torch.relu(a)", "a.cos()"),
     }
     judged = triage_sources(sources, Conditions("cpu", limits=Limits(seconds=200.0)))
     return {answer.path.name: answer for answer in judged}
@@ -107,6 +130,14 @@ def test_later_calls_go_on_from_what_earlier_ones_left(answers):
     report = answers["counting.py"].report
     assert report is not None and report["verdict"] in ("equal", "rounding")
     assert {"call2.out0", "rank1.call2.out0"} <= set(read_outputs(answers["counting.py"]))
+
+
+@pytest.mark.parametrize("name", ["sharded.py", "sharded_again.py"])
+def test_parts_of_tensors_are_judged_with_their_gradients_case_after_case(answers, name: str):
+    """Of several outputs in parts, and with a mesh like that of the case before."""
+    report = answers[name].report
+    assert report is not None and report["verdict"] in ("equal", "rounding"), report["detail"]
+    assert "rank1.gradient of input0" in read_outputs(answers[name])
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ from fuzzcompile.run import metrics, runs
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.device import describe_run_error
 from fuzzcompile.run.metrics import have_same_values
+from fuzzcompile.run.ranks import require_one_process
 from fuzzcompile.run.tensors import densify, is_inexact, list_significant_strides
 
 # What is the matter: "check" that the kernel raises and the other way does not, "raises" the reverse; "numbers" that
@@ -402,7 +403,12 @@ def check_captured_operators(divergence: Divergence) -> list[OperatorCheck]:
 
 
 def check_eager_program(divergence: Divergence) -> OperatorCheck:
-    """The operators that the program calls in eager mode, as it is: one of which there may be no graph."""
+    """The operators that the program calls in eager mode, as it is: one of which there may be no graph.
+
+    Raises:
+        NotOnAllRanks: other processes run the program too, and operators that are run once more call collectives.
+    """
+    require_one_process("a look at the operators of eager mode")
     case = divergence.experiments.case
     program = build(case, divergence.experiments.device)
     with patch_config("inductor", divergence.config):

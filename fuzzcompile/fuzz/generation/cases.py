@@ -19,24 +19,11 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.database import InMemoryExampleDatabase
 
 from fuzzcompile.fuzz.aliased_programs.grammar import draw_aliased
-from fuzzcompile.fuzz.distributed_programs.collective_programs import draw_collectives
-from fuzzcompile.fuzz.distributed_programs.grammar import (
-    FILLING,
-    KINDS,
-    MOST_PROCESSES,
-    draw_planned,
-    draw_settings,
-    draw_wide,
-    draw_wrapping,
-)
-from fuzzcompile.fuzz.distributed_programs.sharded_programs import draw_sharded
+from fuzzcompile.fuzz.distributed_programs.programs import draw_kind, draw_program
 from fuzzcompile.fuzz.generation.inputs import fit_spec
 from fuzzcompile.fuzz.generation.profile import CPU_REPERTOIRE, GPU_REPERTOIRE, Profile, Repertoire, StaleRecipe
 from fuzzcompile.fuzz.generation.rendering import render
 from fuzzcompile.fuzz.generation.spec import (
-    COLLECTIVES,
-    PLANNED,
-    WRAPPED,
     Attention,
     Block,
     CaseSpec,
@@ -84,10 +71,6 @@ _SEQUENCES: Weights[Size] = (
     ("head_dim", 5), ("none", 3),
 )  # fmt: skip
 _INPUTS: Weights[InputLayout] = (("contiguous", 76), ("transposed", 8), ("outer_last", 8), ("sliced", 8))
-
-
-# Of what collectives exchange.
-_EXCHANGED: Weights[str] = (("float32", 55), ("int64", 20), ("bfloat16", 12), ("float16", 5), ("float64", 8))
 
 
 @st.composite
@@ -239,31 +222,16 @@ def _draw_aliased(pen: Pen, profile: Profile) -> CaseSpec:
 
 def _draw_distributed(pen: Pen, profile: Profile, nproc: int) -> CaseSpec:
     """A program of several processes: a module that is wrapped or planned, collectives, or tensors in parts."""
-    kind = pen.draw_named(KINDS)
+    kind, wraps = draw_kind(pen, nproc)
     backward = pen.chance(60) and profile.training
     how = Compile(dynamic=pen.draw_weighted([(None, 80), (True, 15), (False, 5)]), fullgraph=pen.chance(8))
     attention = Attention(idioms("attention")[0].name)
     spec = CaseSpec(attention=attention, dims=Dims(1, 1, 1, 1), backward=backward, compile=how)
-    if kind == WRAPPED and pen.chance(FILLING, "ddp_wide") and nproc <= MOST_PROCESSES:
-        program = draw_wide(pen, nproc)
-    elif kind == WRAPPED:
-        spec = _draw_wrapped(pen, profile, spec)
-        stacked = spec.block is not None and spec.block.layers > 1
-        program = draw_wrapping(pen, nproc, stacked=stacked, backward=spec.backward)
-    elif kind == PLANNED:
-        program = draw_planned(pen, nproc, backward=backward)
-    elif kind == COLLECTIVES:
-        dtype = "float32" if backward else pen.draw_weighted(_EXCHANGED)
-        program, spec = draw_collectives(pen, nproc, dtype, differentiated=backward), replace(spec, dtype=dtype)
-    else:
-        program = draw_sharded(pen, nproc, differentiated=backward)
-    # What another one than the first gets when a tensor is divided, the imitated first does not send.
-    ranks = (0, nproc - 1, nproc // 2) if kind in (WRAPPED, COLLECTIVES) else (0,)
-    rank = None if nproc <= MOST_PROCESSES else pen.one_of(ranks)
-    program = replace(program, names=(kind, *program.names), rank=rank)
-    if "ddp" in program.names or "fully_shard(" in "".join(program.made):  # hooks of both break graphs
-        spec = replace(spec, compile=replace(spec.compile, fullgraph=False))
-    return replace(spec, distributed=draw_settings(pen, program))
+    spec = _draw_wrapped(pen, profile, spec) if wraps else spec
+    stacked = spec.block is not None and spec.block.layers > 1
+    program, dtype = draw_program(pen, kind, nproc, backward=spec.backward, stacked=stacked if wraps else None)
+    how = replace(spec.compile, fullgraph=how.fullgraph and not program.breaks_graphs)
+    return replace(spec, distributed=program, dtype=dtype or spec.dtype, compile=how)
 
 
 def _draw_wrapped(pen: Pen, profile: Profile, spec: CaseSpec) -> CaseSpec:

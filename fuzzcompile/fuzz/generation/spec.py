@@ -189,6 +189,12 @@ class DistributedProgram:
         return ("xw" if COLLECTIVES in self.names else "x" if self.classes else "abcdefgh")[: len(self.inputs)]
 
     @property
+    def breaks_graphs(self) -> bool:
+        """True if hooks of its wrappers, or collectives in place, are more than dynamo captures in one graph."""
+        made = "".join(self.made)
+        return any(text in made for text in ("DistributedDataParallel(", "fully_shard(", "group="))
+
+    @property
     def wraps(self) -> bool:
         """True if it wraps the model that the rest of the case describes."""
         return not self.classes and self.nested is None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -14,7 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
+from fuzzcompile.corpus.store import Store
 from fuzzcompile.diagnosis.worker.file_triage import triage_sources
+from fuzzcompile.front.cli.main import main
 from fuzzcompile.fuzz.campaign.case_sources import GeneratorSource
 from fuzzcompile.fuzz.distributed_programs.grammar import KINDS, MOST_PROCESSES
 from fuzzcompile.fuzz.generation.cases import GeneratedCase, draw_case_at, from_choices
@@ -151,6 +155,31 @@ def test_a_drawn_program_is_judged_by_two_processes():
     report = judge(draw_case_at(1, 3, steered))
     assert report["verdict"] in ("equal", "rounding")
     assert any(output["name"].startswith("rank1.") for output in report["evidence"]["outputs"])
+
+
+@pytest.mark.slow
+def test_a_campaign_judges_every_case_by_as_many_processes(tmp_path: Path):
+    corpus, summary = tmp_path / "corpus.db", tmp_path / "summary.json"
+    arguments = ["run", "--device", "cpu", "--nproc", "2", "--budget", "3c", "--corpus", str(corpus), "--screen-only"]
+    command = [sys.executable, "-m", "fuzzcompile", *arguments, "--summary", str(summary)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    with Store.open(str(corpus), create=False) as store:
+        (campaign,) = store.campaigns()
+        assert "nproc=2" in str(campaign.settings["stream"])
+        assert store.counters().runs == 3
+
+
+@pytest.mark.parametrize(
+    "others", [("--cluster", "local:1"), ("--focus", "mm"), ("--target", "cuda:sm_90"), ("--from", "c.py")]
+)
+def test_what_draws_other_programs_is_refused(others: tuple[str, str], tmp_path: Path, capsys):
+    with contextlib.chdir(tmp_path):
+        Path("c.py").write_text("import torch\n\ndef make():\n    return torch.relu, (torch.ones(2),)\n", "utf-8")
+        with pytest.raises(SystemExit) as ending:
+            main(("run", "--nproc", "2", *others))
+    assert ending.value.code == 2
+    assert "leave out" in capsys.readouterr().err
 
 
 @pytest.mark.slow
