@@ -198,11 +198,24 @@ def find_collective(kernel: Kernel) -> str | None:
 
 
 def find_early_read(lowered: LoweredGraph) -> Kernel | None:
-    """The first kernel that reads what a later one writes: a collective's result before the wait for it, say."""
+    """The first kernel that reads what a later one writes, or what a collective gives and is not waited for yet."""
+    renamed = getattr(lowered.scheduler, "mutation_real_name", {})
     loops = [(kernel, loop) for kernel in lowered.kernels for node in kernel.scheduled for loop in node.get_nodes()]
     writer = {buffer.get_name(): kernel.number for kernel, loop in loops for buffer in loop.get_outputs()}
-    reads = ((kernel, name) for kernel, loop in loops for name, _ in _list_accesses(loop, "reads", {}))
-    return next((kernel for kernel, name in reads if writer.get(name, -1) > kernel.number), None)
+    pending = set[str]()  # memory that collectives are at work on
+    for kernel, loop in loops:
+        reads = [name for name, _ in _list_accesses(loop, "reads", {})]
+        read, called = {renamed.get(name, name) for name in reads}, find_collective(kernel)
+        written = {renamed.get(name, name) for name in (buffer.get_name() for buffer in loop.get_outputs())}
+        if called == "wait_tensor":
+            pending -= read | written
+        elif type(loop.node).__name__ == "MultiOutput":  # one of several results, which is waited for by itself
+            pending |= written if pending & read else set()
+        elif any(writer.get(name, -1) > kernel.number for name in reads) or (called is None and pending & read):
+            return kernel
+        elif called is not None:
+            pending |= written
+    return None
 
 
 def _is_decided_by_data(*accesses: Any) -> bool:

@@ -159,7 +159,7 @@ class SwitchedFunction(FactTable, frozen=True):
     """A function of the compiler, and the settings or environment variables under which it has nothing to do."""
 
     place: str  # ``module:function``
-    without: Mapping[str, bool | str]
+    without: Mapping[str, bool | int | str]
 
     @property
     def function(self) -> str:
