@@ -79,7 +79,9 @@ def test_the_version_hangs_on_what_is_registered(monkeypatch: pytest.MonkeyPatch
     before = compute_generator_version()
     names = module.list_names()
     monkeypatch.setattr(
-        module, "list_names", lambda *, gpu: (replace(names[0], weight=names[0].weight + 1), *names[1:])
+        module,
+        "list_names",
+        lambda *, gpu, distributed=False: (replace(names[0], weight=names[0].weight + 1), *names[1:]),
     )
     after = compute_generator_version()
     assert after != before

@@ -15,6 +15,7 @@ import torch
 from torch._inductor import config
 
 from fuzzcompile.model.facts import (
+from fuzzcompile.model.stages import DYNAMO
     FactsError,
     facts,
     find_facts,
@@ -245,8 +246,9 @@ def test_the_functions_of_decisions_and_of_aotautograd_exist():
     assert own.decisions and all(callable(resolve(place)) for place in places)
     tables = own.stages["post_grad"].tables
     assert all(callable(resolve(f"{tables}:{name}")) for name in own.passes.replacing.values())
-    settings = {entry for decision in own.decisions.values() for entry in decision.without}
-    assert settings and all(hasattr(config, entry) for entry in settings)
+    configs = {DYNAMO: torch._dynamo.config}
+    settings = [(decision.stage, entry) for decision in own.decisions.values() for entry in decision.without]
+    assert settings and all(hasattr(configs.get(stage, config), entry) for stage, entry in settings)
 
 
 @has_own_table
