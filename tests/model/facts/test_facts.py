@@ -15,7 +15,6 @@ import torch
 from torch._inductor import config
 
 from fuzzcompile.model.facts import (
-from fuzzcompile.model.stages import DYNAMO
     FactsError,
     facts,
     find_facts,
@@ -25,6 +24,7 @@ from fuzzcompile.model.stages import DYNAMO
     merge_tables,
     parse_tables,
 )
+from fuzzcompile.model.stages import DYNAMO
 
 has_own_table = pytest.mark.skipif(not facts().exact, reason="no table for this torch")
 only_2_13 = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="names were checked in torch 2.13")
