@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import torch
-from torch._inductor.codecache import CppCodeCache
+from torch._inductor.codecache import CppPythonBindingsCodeCache
 
 from fuzzcompile.compiler.kernel_cache import share_linker
 
@@ -36,7 +36,7 @@ def measure(number: int, linked: dict[str, str]) -> float:
     os.environ.pop("COMPILER_PATH", None)
     os.environ.update(linked)
     start = time.perf_counter()
-    CppCodeCache.load(KERNEL.format(number=number))
+    CppPythonBindingsCodeCache.load_pybinding(["const float*", "float*"], KERNEL.format(number=number))
     return time.perf_counter() - start
 
 
