@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fuzzcompile.diagnosis.worker import rank_processes
 from fuzzcompile.diagnosis.worker.file_triage import FileAnswer, triage_sources
@@ -88,6 +89,32 @@ def make():
 """
 TAKEN = CASE.replace("make():", "make():\n    raise ValueError(dist)")
 
+# Inductor 2.13 forgets, while it fuses on a CPU, that what a node reads is another version of its buffer once the
+# collective at work on it is waited for (pytorch#185509, mended later).
+FUSED = """
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from torch.distributed.device_mesh import init_device_mesh
+
+NPROC = 2
+
+
+def make():
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
+    torch.manual_seed(dist.get_rank())
+
+    def program(x):
+        gathered = torch.ops._c10d_functional.all_gather_into_tensor(x, 1, mesh.get_group(1).group_name)
+        summed = funcol.all_reduce(x, "sum", (mesh, 0))
+        gathered = torch.ops._c10d_functional.wait_tensor(gathered)
+        rolled = torch.roll(gathered, 1, 0)
+        return rolled + summed, gathered + 0.5, rolled
+
+    return program, (torch.randn(2, 3),)
+"""
+
 
 @pytest.fixture(scope="module")
 def answers() -> Mapping[str, FileAnswer]:
@@ -119,6 +146,15 @@ def test_what_is_wrong_in_another_process_is_found(answers):
     assert report is not None and report["verdict"] == "miscompile"
     wrong = {name for name, output in read_outputs(answers["wrong.py"]).items() if output["finding"] not in AGREEING}
     assert wrong == {"rank1.out0"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="a bug of torch 2.13")
+def test_a_kernel_that_is_fused_before_the_wait_it_needs_is_named():
+    (answer,) = triage_sources({"fused.py": FUSED}, Conditions("cpu", limits=Limits(seconds=200.0)))
+    assert answer.report is not None and answer.report["verdict"] == "miscompile"
+    culprit = answer.report["culprit"]
+    assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("scheduler", "fusion", True)
 
 
 def test_a_case_that_cannot_be_made_is_refused_in_a_sentence(answers):
