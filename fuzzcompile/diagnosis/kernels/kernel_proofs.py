@@ -95,7 +95,7 @@ def prove_early_read(ablator: Ablator) -> Attribution | None:
 
     Where a wait comes too late, what is read is a matter of time, so that more than the result has to be right.
     """
-    records = (record for frame in ablator.trial.ledger.frames for record in frame.records)
+    records = (record for frame in ablator.trial.ledger.frames for record in frame.records if record.snapshots)
     calls = (target for record in records for target in record.snapshots[-1].called_targets)
     if ablator.screens or not any(map(name_collective, calls)):
         return None
