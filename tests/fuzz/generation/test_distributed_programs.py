@@ -150,6 +150,7 @@ def judge(case: GeneratedCase) -> dict[str, Any]:
     return dict(answer.report)
 
 
+@pytest.mark.slow
 def test_a_drawn_program_is_judged_by_two_processes():
     steered = TWO.steer({kind: 0 for kind, _ in KINDS if kind != "sharded_tensors"})
     report = judge(draw_case_at(1, 3, steered))
