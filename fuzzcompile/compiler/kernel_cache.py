@@ -71,7 +71,7 @@ def share_linker(cache: Path) -> dict[str, str]:
 
     Reading torch's own is a third of a kernel's compile (bench/linking.py); where a kernel is loaded, they are in the
     process under the same names. The compiler looks for its linker where these variables say: its flags stay as they
-    are, and with them the names of kernels in the cache. None where this machine's tools are others.
+    are, and with them the names of kernels in the cache. There are none where this machine's tools are others.
     """
     linker, compiler = shutil.which("ld"), shutil.which("g++")
     if sys.platform != "linux" or linker is None or compiler is None or _COMPILER_PATH in os.environ:
@@ -84,8 +84,8 @@ def share_linker(cache: Path) -> dict[str, str]:
                 _fill_linker_folder(Path(made, kept.name), kept, linker, compiler)
                 Path(made, kept.name).rename(kept)
     except (OSError, subprocess.SubprocessError):  # kernels are linked as ever, or another process was first
-        return {_COMPILER_PATH: str(kept)} if kept.exists() else {}
-    return {_COMPILER_PATH: str(kept)}
+        pass
+    return {_COMPILER_PATH: str(kept)} if kept.exists() else {}
 
 
 def _fill_linker_folder(folder: Path, kept: Path, linker: str, compiler: str) -> None:

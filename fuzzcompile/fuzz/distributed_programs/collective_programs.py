@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from string import Template
 from typing import Literal
 
-import msgspec
-
 from fuzzcompile.fuzz.distributed_programs.grammar import MESH_IMPORT, draw_mesh
 from fuzzcompile.fuzz.generation.spec import DistributedProgram, Pen
-from fuzzcompile.model.tables import read_table
+from fuzzcompile.model.tables import read_rows
 
 Gives = Literal["alike", "gathered", "scattered", "row"]
 
@@ -53,15 +52,13 @@ class PlainStep:
 @cache
 def load_collectives() -> tuple[Collective, ...]:
     """The rows of ``collectives.toml``, in order."""
-    rows = read_table(__package__, "collectives")
-    return tuple(msgspec.convert({"name": name, **row}, Collective) for name, row in rows.items())
+    return read_rows(__package__, "collectives", Collective)
 
 
 @cache
 def load_steps() -> tuple[PlainStep, ...]:
     """The rows of ``steps.toml``, in order."""
-    rows = read_table(__package__, "steps")
-    return tuple(msgspec.convert({"name": name, **row}, PlainStep) for name, row in rows.items())
+    return read_rows(__package__, "steps", PlainStep)
 
 
 def list_collective_names() -> Iterator[tuple[str, str, int, str]]:
@@ -170,10 +167,7 @@ class _CollectiveDraft:
 def _resize(shape: tuple[int, ...], axis: int, gives: Gives, n: int) -> tuple[int, ...] | None:
     size = {"gathered": shape[axis] * n, "scattered": shape[axis] // n}.get(gives, shape[axis])
     made = (*shape[:axis], size, *shape[axis + 1 :])
-    elements = 1
-    for each in made:
-        elements *= each
-    return None if (gives == "scattered" and shape[axis] % n) or elements > _MOST_ELEMENTS else made
+    return None if (gives == "scattered" and shape[axis] % n) or math.prod(made) > _MOST_ELEMENTS else made
 
 
 def draw_collectives(pen: Pen, nproc: int, dtype: str, *, differentiated: bool) -> DistributedProgram:

@@ -8,8 +8,6 @@ from functools import cache
 from string import Template
 from typing import Any
 
-import msgspec
-
 from fuzzcompile.fuzz.generation.spec import (
     COLLECTIVES,
     PLANNED,
@@ -19,7 +17,7 @@ from fuzzcompile.fuzz.generation.spec import (
     Pen,
     Weights,
 )
-from fuzzcompile.model.tables import read_table
+from fuzzcompile.model.tables import read_rows
 
 MOST_PROCESSES, MOST_IMITATED = 4, 64
 """The processes that run a program; of more, up to that number, all but one are imitated."""
@@ -53,15 +51,13 @@ class PlannedLayer:
 @cache
 def load_settings() -> tuple[DistributedSetting, ...]:
     """The rows of ``settings.toml``, in order."""
-    rows = read_table(__package__, "settings")
-    return tuple(msgspec.convert({"name": name, **row}, DistributedSetting) for name, row in rows.items())
+    return read_rows(__package__, "settings", DistributedSetting)
 
 
 @cache
 def load_layers() -> tuple[PlannedLayer, ...]:
     """The rows of ``layers.toml``, in order."""
-    rows = read_table(__package__, "layers")
-    return tuple(msgspec.convert({"name": name, **row}, PlannedLayer) for name, row in rows.items())
+    return read_rows(__package__, "layers", PlannedLayer)
 
 
 # How a module is wrapped: arguments of the wrapper, by name, and how often each is given.

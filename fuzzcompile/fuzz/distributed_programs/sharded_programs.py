@@ -8,11 +8,9 @@ from functools import cache
 from string import Template
 from typing import Literal
 
-import msgspec
-
 from fuzzcompile.fuzz.distributed_programs.grammar import MESH_IMPORT, draw_mesh
 from fuzzcompile.fuzz.generation.spec import DistributedProgram, Pen
-from fuzzcompile.model.tables import read_table
+from fuzzcompile.model.tables import read_rows
 
 Shape = tuple[int, ...]
 
@@ -32,8 +30,7 @@ class ShardedStep:
 @cache
 def load_sharded_steps() -> tuple[ShardedStep, ...]:
     """The rows of ``sharded_steps.toml``, in order."""
-    rows = read_table(__package__, "sharded_steps")
-    return tuple(msgspec.convert({"name": name, **row}, ShardedStep) for name, row in rows.items())
+    return read_rows(__package__, "sharded_steps", ShardedStep)
 
 
 def list_sharded_names() -> Iterator[tuple[str, str, int, str]]:

@@ -125,9 +125,7 @@ def render(spec: CaseSpec, *, described: bool = False) -> str:
 
     ``described`` puts the names of its idioms, near misses and choices on top.
     """
-    if spec.aliases is not None or spec.distributed is not None:
-        text = _render_distributed(spec, spec.distributed) if spec.distributed is not None else ""
-        text = render_aliased(spec.aliases, spec.seed, _list_settings(spec)) if spec.aliases is not None else text
+    if (text := _render_alone(spec)) is not None:
         return f'"""{_describe(spec)}"""\n\n{text}' if described else text
     classes = [source.strip() for source in _render_classes(spec)]
     inputs = list_inputs(spec, spec.dims)
@@ -158,6 +156,13 @@ def render(spec: CaseSpec, *, described: bool = False) -> str:
         cast=f".to(torch.{spec.dtype})" if cast else "",
         scattered=not plain and any(mark in source for source in classes for mark in _CONSTANT_AT_FIRST),
     )
+
+
+def _render_alone(spec: CaseSpec) -> str | None:
+    """The source of a case that has a form of its own; None for the others."""
+    if spec.aliases is not None:
+        return render_aliased(spec.aliases, spec.seed, _list_settings(spec))
+    return None if spec.distributed is None else _render_distributed(spec, spec.distributed)
 
 
 def _render_distributed(spec: CaseSpec, program: DistributedProgram) -> str:
