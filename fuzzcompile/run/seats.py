@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 
 
 @dataclass(frozen=True)
@@ -38,3 +41,21 @@ def find_free_port() -> int:
 def forms_group(source: str) -> bool:
     """Return whether a program may form a group of processes, by its text."""
     return re.search(r"torch\.distributed|import distributed|DistributedDataParallel", source) is not None
+
+
+def accept_ranks(listener: socket.socket, size: int, check: Callable[[int], None]) -> list[Connection]:
+    """The lines to the others of ``size`` processes, in the order of their ranks, which each says first.
+
+    ``check`` is given the first rank that is missing, whenever the listener's time is over, and raises where none need
+    be waited for.
+    """
+    lines: dict[int, Connection] = {}
+    while missing := [rank for rank in range(1, size) if rank not in lines]:
+        check(missing[0])
+        with contextlib.suppress(TimeoutError):
+            accepted, _ = listener.accept()
+            accepted.setblocking(True)
+            line = Connection(accepted.detach())
+            with contextlib.suppress(EOFError, OSError):  # it has ended meanwhile
+                lines[int(line.recv_bytes())] = line
+    return [line for _, line in sorted(lines.items())]

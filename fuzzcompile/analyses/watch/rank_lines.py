@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from fuzzcompile.analyses.watch.step_records import WORK, WatchSettings
 from fuzzcompile.model.errors import describe_error
 from fuzzcompile.run.ranks import RankLost
+from fuzzcompile.run.seats import accept_ranks
 
 _POLL = 0.05
 
@@ -108,20 +109,15 @@ def accept(
     Raises:
         RankLost: one of them did not come within the settings' seconds, or ``refuse`` says why none need wait.
     """
-    lines: dict[int, Connection] = {}
     deadline = time.monotonic() + settings.seconds
-    while len(lines) < settings.size - 1:
+
+    def check(missing: int) -> None:
         if (why := refuse()) is not None:
             raise RankLost(why)
         if time.monotonic() > deadline:
-            missing = min(set(range(1, settings.size)) - set(lines))
             raise RankLost(f"rank {missing} did not come to this step within {settings.seconds:.0f} s")
-        with contextlib.suppress(TimeoutError, EOFError):
-            accepted, _ = listener.accept()
-            accepted.setblocking(True)
-            line = Connection(accepted.detach())
-            lines[int(line.recv_bytes())] = line
-    return [line for _, line in sorted(lines.items())]
+
+    return accept_ranks(listener, settings.size, check)
 
 
 def connect(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from multiprocessing.connection import Connection, Listener
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from fuzzcompile.model.errors import CaseError, format_message
@@ -16,7 +17,7 @@ from fuzzcompile.model.judge_task import JudgeTask, NamedFunction
 from fuzzcompile.run.pool.worker import say
 from fuzzcompile.run.pool.worker_pool import WorkerPool
 from fuzzcompile.run.ranks import Leader, RankLost, RankRefused, lead_ranks, take_seat
-from fuzzcompile.run.seats import Seat, find_free_port
+from fuzzcompile.run.seats import Seat, accept_ranks, find_free_port
 
 _JOIN = NamedFunction("fuzzcompile.diagnosis.worker.judge:join_ranks")
 # Seconds that the others may take longer than the first to load the case, as they import torch first, and that a
@@ -25,6 +26,7 @@ _LOADING_SECONDS, _COLLECTIVE_SECONDS = 90.0, 60.0
 _LONGEST_PLACE = 60  # characters of a folder's name: that of a line within it may have about a hundred
 # Seconds in which the others have left a case that the first has left.
 _LEAVING_SECONDS = 10.0
+_POLL_SECONDS = 0.2  # between two looks at the others while the first waits for them
 # The other processes of the last case, which the next one takes over: starting them takes 5 s.
 _kept: list[WorkerPool] = []
 
@@ -49,12 +51,15 @@ def seat_ranks(
     with contextlib.ExitStack() as stack:
         place = None if len(tempfile.gettempdir()) <= _LONGEST_PLACE else "/tmp"
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fuzzcompile-ranks-", dir=place))
-        listener = stack.enter_context(Listener(str(Path(folder, "line")), family="AF_UNIX"))
+        listener, address = stack.enter_context(socket.socket(socket.AF_UNIX)), str(Path(folder, "line"))
+        listener.bind(address)
+        listener.listen(task.nproc)
+        listener.settimeout(_POLL_SECONDS)
         pool = _take_pool(task.nproc - 1, open_pool)
         ends_well = stack.enter_context(_keep_or_kill(pool))
         patience = min(_COLLECTIVE_SECONDS, math.inf if task.seconds is None else task.seconds / 2)
         seats = [Seat(rank, task.nproc, port, patience) for rank in range(1, task.nproc)]
-        joining = [pool.schedule(_JOIN, (task, seat, listener.address), label=f"rank {seat.rank}") for seat in seats]
+        joining = [pool.schedule(_JOIN, (task, seat, address), label=f"rank {seat.rank}") for seat in seats]
         stack.enter_context(take_seat(Seat(0, task.nproc, port, patience)))
         try:
             yield lambda: _lead(listener, joining, ends, ends_well)
@@ -91,7 +96,7 @@ def _keep_or_kill(pool: WorkerPool) -> Iterator[list[Future[None]]]:
 
 @contextlib.contextmanager
 def _lead(
-    listener: Listener, joining: Sequence[Future[None]], ends: float, ends_well: list[Future[None]]
+    listener: socket.socket, joining: Sequence[Future[None]], ends: float, ends_well: list[Future[None]]
 ) -> Iterator[None]:
     def explain(rank: int) -> str | None:
         ended = joining[rank - 1]
@@ -104,29 +109,23 @@ def _lead(
         ends_well += joining
 
 
-def _accept(listener: Listener, joining: Sequence[Future[None]], ends: float) -> list[Connection]:
+def _accept(listener: socket.socket, joining: Sequence[Future[None]], ends: float) -> list[Connection]:
     """The lines to the other processes, in the order of their ranks, once all have loaded the case."""
     say("waiting for the other processes to come as far")
-    lines: dict[int, Connection] = {}
     waited = time.monotonic()
     ends = min(ends, waited + _LOADING_SECONDS)
-    socket = listener._listener._socket  # type: ignore[attr-defined] # it has no time-out of its own
-    socket.settimeout(0.2)
-    while len(lines) < len(joining):
+
+    def check(missing: int) -> None:
         for rank, future in enumerate(joining, 1):
             if future.done():
                 raise _make_loss(f"Rank {rank} did not come as far as the first", future)
         if time.monotonic() > ends:
-            missing = [rank for rank in range(1, len(joining) + 1) if rank not in lines]
             raise RankLost(
-                f"Rank {missing[0]} never reached a compiled call, {time.monotonic() - waited:.0f} s after the first "
-                "did: let it come as far, or raise --timeout."
+                f"Rank {missing} never reached a compiled call, {time.monotonic() - waited:.0f} s after the first did: "
+                "let it come as far, or raise --timeout."
             )
-        with contextlib.suppress(TimeoutError):
-            line = listener.accept()
-            with contextlib.suppress(EOFError, OSError):  # it has ended meanwhile
-                lines[int(line.recv_bytes())] = line
-    return [line for _, line in sorted(lines.items())]
+
+    return accept_ranks(listener, len(joining) + 1, check)
 
 
 def _describe_end(future: Future[None]) -> str:
