@@ -17,13 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuzzcompile.run.ranks import allow_collectives, is_apart
 from fuzzcompile.run.tensors import is_wrapper_class, name_collective
 
-_REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": lambda held: held.sum(0, dtype=held.dtype),
     "avg": lambda held: held.sum(0, dtype=held.dtype) / held.shape[0],
     "max": lambda held: held.amax(0),
     "min": lambda held: held.amin(0),
     "product": lambda held: held.prod(0, dtype=held.dtype),
 }
+"""What a reduction makes of the values of all ranks, one behind the other in the first dimension."""
 
 
 @contextlib.contextmanager
@@ -70,7 +71,7 @@ def _find_place(group: Any) -> tuple[int, int]:
 
 
 def _all_reduce(value: torch.Tensor, operation: str, group: Any) -> torch.Tensor:
-    return _REDUCTIONS[operation.lower()](_hold(value, group)).to(value.dtype)
+    return REDUCTIONS[operation.lower()](_hold(value, group)).to(value.dtype)
 
 
 def _all_gather(value: torch.Tensor, size: int, group: Any) -> torch.Tensor:

@@ -118,16 +118,13 @@ def _judge_gradients(experiments: Experiments, judged: Judgement) -> tuple[Judge
 
 def _name_own_side(comparison: Comparison) -> Comparison:
     """The comparison with eager's values under eager's name, and the reference's in the place of compiled ones."""
-    at = {**comparison.at, "eager": comparison.at.get("compiled"), "compiled": comparison.at.get("eager")}
+    own = comparison.with_errors_of_eager(comparison)
     return replace(
-        comparison,
-        max_abs_error_eager=comparison.max_abs_error_compiled,
+        own,
         max_abs_error_compiled=comparison.max_abs_error_eager,
-        rms_error_eager=comparison.rms_error_compiled,
         rms_error_compiled=comparison.rms_error_eager,
-        max_ulps_eager=comparison.max_ulps_compiled,
         max_ulps_compiled=comparison.max_ulps_eager,
-        at=at if comparison.at else comparison.at,
+        at={**own.at, "compiled": comparison.at.get("eager")} if own.at else own.at,
     )
 
 

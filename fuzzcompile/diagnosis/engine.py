@@ -41,6 +41,7 @@ from fuzzcompile.diagnosis.refusals import (
     refuse_unfit,
     refuse_unsupported,
 )
+from fuzzcompile.diagnosis.sharding_judgement import attribute_sharding_fault, judge_sharding
 from fuzzcompile.diagnosis.stages.own_choices import measure_against_updates
 from fuzzcompile.diagnosis.stale_calls import StaleCall, find_stale_call
 from fuzzcompile.diagnosis.triage_report import Cost, TriageReport, find_rewrite_fate
@@ -234,6 +235,8 @@ class JudgedTrial:
             return unproved
         if self.hit is not None:
             return self.hit
+        if self.side is not None and self.side.sharding is not None:
+            return attribute_sharding_fault(self.side.sharding, unproved, proved=self.side.proved)
         if self.side is not None and verdict is Verdict.EAGER_WRONG:
             return attribute_eager_fault(self.experiments, self.trial, self.side, unproved)
         unsteady = verdict is Verdict.NONDETERMINISTIC
@@ -252,6 +255,17 @@ class JudgedTrial:
         """The answer with the side that is wrong: a verdict on eager mode where that is."""
         side = None if self.stale is not None else find_wrong_side(self.experiments, self.trial, self.decision)
         return self if side is None else self._on_side(side)
+
+    def hold_against_wholes(self) -> JudgedTrial:
+        """The answer; or that eager mode is wrong, where an operator contradicts itself on whole ``DTensor``s."""
+        if self.stale is not None or self.hit is not None:
+            return self
+        judged = judge_sharding(self.experiments, self.trial, self.decision)
+        if judged is None:
+            return self
+        side, trial = judged
+        decision = Decision(Verdict.EAGER_WRONG, "high" if side.proved else "low", side.why)
+        return replace(self, side=side, trial=trial, decision=decision)
 
     def look_for_stale_calls(self) -> JudgedTrial:
         """The answer; or that a graph is stale, where calls that are compiled anew are right."""
@@ -425,7 +439,8 @@ def triage(
         progress.note_verdict(early)
         return early
     answer = JudgedTrial.decide(experiments, trial, spent, task.known).confirm()
-    answer = _judge_baseline(_try_both_ways(_refuse_as_users_do(answer))).look_for_stale_calls().take_side()
+    answer = _judge_baseline(_try_both_ways(_refuse_as_users_do(answer))).look_for_stale_calls()
+    answer = answer.take_side().hold_against_wholes()
     progress.note_verdict(answer.report())
     if task.thorough and not spent.is_late:
         answer = _look_again(answer)
@@ -551,5 +566,6 @@ def _look_again(answer: JudgedTrial) -> JudgedTrial:
         unaligned = experiments.under(experiments.how.under(InductorSettings({"fallback_random": False})))
         second = JudgedTrial.decide(unaligned, unaligned.trial(), answer.spent).confirm()
         answer = replace(second if second.decision.verdict.is_bug else answer, own_stream=second.trial)
-    ask = not answer.spent.is_late
+    # Both sides may be wrong alike: in float64 they differ as little.
+    ask = not answer.spent.is_late and (answer.side is None or answer.side.sharding is None)
     return replace(answer, survives=find_survival(answer.experiments, answer.trial, answer.decision, ask=ask))

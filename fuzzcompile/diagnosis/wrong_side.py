@@ -24,6 +24,7 @@ from fuzzcompile.compiler.operators.kernel_faults import (
     find_wrong_size,
 )
 from fuzzcompile.compiler.operators.second_reference import ContestedCall, NativeCheck, SecondReference, UnopposedCall
+from fuzzcompile.compiler.operators.sharded_check import ShardingFault
 from fuzzcompile.diagnosis.attribution.culprit import Ablation, Attribution, Culprit, Workaround
 from fuzzcompile.diagnosis.decision import Decision
 from fuzzcompile.diagnosis.gradient_judgement import add_parts, iter_wrong_gradients
@@ -69,6 +70,7 @@ class SideVerdict:
     # Operators whose kernels both references share, and how many calls there are of which one opinion is all there is.
     unopposed: Mapping[str, UnopposedCall] = field(default_factory=dict)
     alone: int = 0
+    sharding: ShardingFault | None = None  # of eager mode, on ``DTensor``s in parts
 
     @property
     def note(self) -> str:
@@ -78,7 +80,8 @@ class SideVerdict:
     @property
     def family(self) -> str:
         """The family of eager mode's operator that is at fault, as its culprit has it, without a look at its kernel."""
-        return Culprit.from_operator(ATEN, None if self.call is None else str(self.call.operator)).family
+        name = self.sharding.operator if self.sharding is not None else None
+        return Culprit.from_operator(ATEN, name if self.call is None else str(self.call.operator)).family
 
     def weigh_culprit(self, culprit: Culprit | None) -> SideVerdict:
         """The side, undecided if the compiler is accused of what only the kernel that both references share denies.
@@ -219,12 +222,10 @@ def _is_repaired(experiments: Experiments, trial: Trial, calls: Sequence[Contest
     """Return whether the compiled program is right beside the second reference with these calls repaired."""
     made = experiments.runs
     exact, _ = run_second(made, calls)
-    return exact.failure is None and _agree(
-        experiments, trial.observation, reshape_like_eager(made.eager, exact), exact
-    )
+    return exact.failure is None and agree(experiments, trial.observation, reshape_like_eager(made.eager, exact), exact)
 
 
-def _agree(experiments: Experiments, observation: Observation, right: Observation, exact: Observation) -> bool:
+def agree(experiments: Experiments, observation: Observation, right: Observation, exact: Observation) -> bool:
     """Return whether a run gives values that are right, up to rounding; their layout is another matter.
 
     Values that are float64's, rounded once, have less of an error than any run: perturbed ones may stand beside it too.
@@ -447,7 +448,7 @@ def _find_repairing_copies(experiments: Experiments, trial: Trial, call: Contest
     right, observation = reshape_like_eager(made.eager, repaired), trial.observation
     if made.case.settings.path == EAGER:  # nothing was compiled that it could agree with
         right, observation = reshape_like_eager(made.eager, exact), right
-    return copied if _agree(experiments, observation, right, exact) else None
+    return copied if agree(experiments, observation, right, exact) else None
 
 
 def _word_copies(operator: str, copied: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -105,6 +105,16 @@ class Comparison:
     def relative_error(self) -> float:
         """Compiled error in units of the output's own size."""
         return self.max_abs_error_compiled / self.scale if self.scale > 0 else self.max_abs_error_compiled
+
+    def with_errors_of_eager(self, eager: Comparison) -> Comparison:
+        """The same, with the errors that eager mode has in a comparison in which it stands in the compiled place."""
+        return replace(
+            self,
+            max_abs_error_eager=eager.max_abs_error_compiled,
+            rms_error_eager=eager.rms_error_compiled,
+            max_ulps_eager=eager.max_ulps_compiled,
+            at={**self.at, "eager": eager.at.get("compiled")} if self.at else self.at,
+        )
 
 
 # Coverage of a judged case. Needs no torch, so that a process which only collects answers can read it.

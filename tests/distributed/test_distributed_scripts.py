@@ -45,6 +45,8 @@ PLANTS = {
     "ddp_split": Plant("ddp_buckets", "dynamo", "split of a graph for DDP"),
     "from_local": Plant("tp_mlp", None),
     "partial_kept": Plant("tp_mlp", "functionalization", "redistribute"),
+    "product_whole": Plant("tp_mlp", "aten", "aten.mm"),
+    "reduced_halved": Plant("sequence", "aten", "redistribute"),
     "rank_1": Plant("two_d", "lowering", "relu"),
     "reduce_scatter_op": Plant("funcol", "lowering", "reduce_scatter_tensor"),
     "reinplaced": Plant("reread", "post_grad", "reinplace_inplaceable_ops"),

@@ -20,7 +20,7 @@ from fuzzcompile.compiler.graph_breaks import GraphExclusions
 from fuzzcompile.compiler.instructions import InstructionTrace
 from fuzzcompile.compiler.kernels import ir_evaluation, kernel_patches
 from fuzzcompile.compiler.kernels.kernel_patches import LoweringWatch
-from fuzzcompile.compiler.operators import decompositions, operator_application
+from fuzzcompile.compiler.operators import decompositions, operator_application, sharded_check
 from fuzzcompile.compiler.operators.decompositions import ChosenOperators
 from fuzzcompile.compiler.target import target_process
 from fuzzcompile.compiler.watch import aot_autograd, fresh_calls
@@ -440,6 +440,7 @@ REPLACED: tuple[ReplacedAttribute, ...] = (
     ranks.TIMEOUT,
     *ranks.GROUP_LOOKUPS,
     runs.CONDITION,
+    sharded_check.REDISTRIBUTION,
     compiling_predicate.COMPILING,
     compiling_predicate.EXPORTING,
     custom_code.REGISTRATION,
