@@ -48,7 +48,9 @@ class NotOnAllRanks(Exception):
 
 # Where the processes of a script meet, as ``torchrun`` tells them.
 
-_WAITED = re.compile("timed out", re.IGNORECASE)  # as gloo says it
+# As gloo says that a process waits in vain, and what the others hear once it has given up.
+_WAITED = re.compile("timed out", re.IGNORECASE)
+_LEFT = re.compile("connection (?:closed|reset) by peer", re.IGNORECASE)
 TIMEOUT = ReplacedAttribute(
     "torch.distributed.distributed_c10d",
     "default_pg_timeout",
@@ -252,6 +254,11 @@ def _describe_parting(rank: int, failure: Failure) -> str:
             "--timeout where they are slow."
         )
     return f"Rank {rank} raises {failure}, and the others do not."
+
+
+def is_contact_lost(failure: Failure | None) -> bool:
+    """Return whether a run has failed because processes waited for each other, which a slow machine does too."""
+    return failure is not None and any(said.search(str(failure)) for said in (_WAITED, _LEFT))
 
 
 class _Pickler(pickle.Pickler):

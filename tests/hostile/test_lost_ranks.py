@@ -104,6 +104,32 @@ def test_a_port_that_is_in_use_does_not_matter(tmp_path: Path, environment: dict
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
+SLOW_ONCE = """
+import os, time
+from torch._inductor.graph import GraphLowering
+
+right = GraphLowering.run
+
+def run(self, *args):
+    if os.environ.get("RANK") == "1" and not os.path.exists({mark!r}):
+        open({mark!r}, "w").close()
+        time.sleep({seconds})
+    return right(self, *args)
+
+GraphLowering.run = run
+"""
+
+
+def test_a_process_that_is_slow_once_is_no_bug(tmp_path: Path, environment: dict[str, str]) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT.format(before="", within="    pass"), encoding="utf-8")
+    mark, seconds = tmp_path / "was_slow", 48  # collectives wait for half of the time
+    (tmp_path / "plant.py").write_text(SLOW_ONCE.format(mark=str(mark), seconds=seconds), encoding="utf-8")
+    answer = _triage(tmp_path, environment, "--timeout", "90", "--plant", "plant.py")
+    assert mark.exists()
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "judged twice" in answer.stdout
+
+
 def _triage(folder: Path, environment: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "fuzzcompile", "triage", "script.py", "--nproc", "2", *options],

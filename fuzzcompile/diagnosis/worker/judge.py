@@ -51,7 +51,7 @@ from fuzzcompile.run.footprint import refuse_oversized
 from fuzzcompile.run.plants import run_plants
 from fuzzcompile.run.pool.worker import get_current_device, get_worker_number, restore_streams, retire, say, use_device
 from fuzzcompile.run.pool.worker_pool import WorkerPool
-from fuzzcompile.run.ranks import NotOnAllRanks, RankLost, follow, leave_group, take_seat
+from fuzzcompile.run.ranks import NotOnAllRanks, RankLost, follow, is_contact_lost, leave_group, take_seat
 from fuzzcompile.run.seats import Seat
 
 # Process-wide state that a case may change, restored after the case.
@@ -237,17 +237,26 @@ def judge_file(task: JudgeTask) -> JudgeResult:
 def _judge_task(progress: CaseProgress, device: torch.device) -> JudgeResult:
     task = progress.task = _ask_for_processes(progress.task)
     deadline = None if task.seconds is None else time.monotonic() + task.seconds
+    report = _judge_together(progress, device, deadline)
+    if task.nproc is not None and is_contact_lost(report.failure):  # by the program each time, by this machine once
+        first, report = report.failure, _judge_together(progress, device, deadline)
+        if not is_contact_lost(report.failure):
+            report = replace(report, notes=(*report.notes, f"judged twice: the first time compiled raised {first}"))
+    answer = progress.answer(report)
+    machine = describe_environment(device, read_target(answer)) if task.describe else None
+    return JudgeResult(answer, report.coverage, report.screened, machine, progress.seen)
+
+
+def _judge_together(progress: CaseProgress, device: torch.device, deadline: float | None) -> TriageReport:
+    """The report on a case, loaded here and in the other processes that run it."""
     with (
-        seat_ranks(task, _open_more) as lead,
-        open_case(task, device) as (file, case),
+        seat_ranks(progress.task, _open_more) as lead,
+        open_case(progress.task, device) as (file, case),
     ):
         progress.file = file
         with lead():
             report = judge_case(case, progress, device, deadline)
-            report = _judge_later_calls(report, file, progress, device, deadline)
-    answer = progress.answer(report)
-    machine = describe_environment(device, read_target(answer)) if task.describe else None
-    return JudgeResult(answer, report.coverage, report.screened, machine, progress.seen)
+            return _judge_later_calls(report, file, progress, device, deadline)
 
 
 def _ask_for_processes(task: JudgeTask) -> JudgeTask:
