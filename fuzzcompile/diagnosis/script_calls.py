@@ -37,11 +37,13 @@ from fuzzcompile.programs.capture.interception import (
     roots_of_call,
 )
 from fuzzcompile.programs.capture.state import Ambient, PresentState
-from fuzzcompile.programs.casefiles.case_file import CaseFile
+from fuzzcompile.programs.casefiles.case_file import CaseFile, read_case_file
 from fuzzcompile.run.case import Arguments, Case
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.observation import Observation
+from fuzzcompile.run.ranks import gather_ranks, meet_at, on_all_ranks
 from fuzzcompile.run.runs import fingerprint_streams, observe
+from fuzzcompile.run.seats import find_free_port
 
 # Calls of one script that are looked at.
 _MOST_CALLS = 64
@@ -53,7 +55,7 @@ class ScriptCalls:
 
     ``parts`` is the number of the first call that parts from eager mode, if one does, and ``report`` the answer on it
     where its graph is stale. ``unexplained`` is the answer where it shows a bug behind the calls before it, and none
-    when it is compiled alone.
+    when it is compiled alone. In several processes ``parting`` are all calls that part in one of them, unexplained.
     """
 
     looked: int
@@ -61,6 +63,7 @@ class ScriptCalls:
     parts: int | None = None
     report: TriageReport | None = None
     unexplained: TriageReport | None = None
+    parting: tuple[int, ...] = ()
 
 
 def look_at_calls(file: CaseFile, device: torch.device, deadline: float, ignored: Sequence[int] = ()) -> ScriptCalls:
@@ -86,6 +89,32 @@ def look_at_calls(file: CaseFile, device: torch.device, deadline: float, ignored
         return ScriptCalls(look.looked, look.whole, look.parted, unexplained=doubted.report())
     report = answer.with_stale_call(stale).report(stale.attribution)
     return ScriptCalls(look.looked, look.whole, look.parted, report)
+
+
+def look_on_all_ranks(case: Case, device: torch.device, file: CaseFile, seconds: float) -> ScriptCalls:
+    """Run a script once more in all processes of the case, each call in eager mode and compiled.
+
+    Calls to which one of them has not come, as the time is over or it waits for another, were not looked at. Nothing
+    may follow with the case: the processes have formed other groups.
+
+    Raises:
+        RankLost: one of them is gone.
+    """
+    port = find_free_port()
+    with on_all_ranks(f"{__name__}:{look_together.__name__}", case, file.path, port, seconds):
+        own = look_together(case, device, file.path, port, seconds)
+    seen = gather_ranks(own)
+    looked = min(each.looked for each in seen)
+    parting = sorted({number for each in seen for number in each.parting if number <= looked})
+    return ScriptCalls(looked, all(each.whole and each.looked == looked for each in seen), parting=tuple(parting))
+
+
+def look_together(case: Case, device: torch.device, path: Path, port: int, seconds: float) -> ScriptCalls:
+    """Run the script of a case once more as one of several processes, which meet at a port, for so many seconds."""
+    look = _Look(read_case_file(path), device, time.monotonic() + seconds, caches=GRAPH_CACHES, together=True)
+    with meet_at(port):
+        look.execute()
+    return ScriptCalls(look.looked, look.whole, parting=tuple(look.parting))
 
 
 _NOT_ALONE = "it shows behind the calls before it, and not in that call compiled alone"
@@ -144,7 +173,8 @@ def _is_read(node: ast.Name) -> bool:
 class _Look:
     """One execution of a script in which calls are made eagerly and compiled, each from the state that it is made in.
 
-    Under ``changes`` of the compile, it ends with the call ``until``, and says whether that was ``right``.
+    Under ``changes`` of the compile, it ends with the call ``until``, and says whether that was ``right``. Where it is
+    done in several processes ``together``, all make the same runs, whatever each of them sees.
     """
 
     file: CaseFile
@@ -154,7 +184,9 @@ class _Look:
     caches: tuple[GraphCache, ...] = ()  # of graphs on disk, used where the script leaves them on
     until: int | None = None
     ignored: frozenset[int] = frozenset()
+    together: bool = False
     looked: int = 0
+    parting: list[int] = field(default_factory=list)
     whole: bool = True
     right: bool = False
     parted: int | None = None
@@ -220,6 +252,9 @@ class _Look:
             return False
         if eager.ends != before and eager.ends != compiled.ends:
             return False  # other random numbers
+        if self.together:
+            self.parting.append(number)
+            return False
         if find_difference(eager, self._observe(case, case.make()[0])) is not None and eager.failure is None:
             return False  # it does not do the same twice in eager mode
         self.parted = number

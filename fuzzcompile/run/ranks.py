@@ -377,6 +377,17 @@ def merge_ranks(own: Observation) -> Observation:
     return own if leader is None or leader.leads else leader.merge(own)
 
 
+def gather_ranks(own: T) -> list[T]:
+    """Gather the answers of all ranks to the order of the block that has just ended, given that of this process."""
+    leader = _company.leader
+    return [own] if leader is None or leader.leads else [own, *leader._answers]
+
+
+def meet_at(port: int) -> contextlib.AbstractContextManager[None]:
+    """Let scripts of the block form their groups at another place, which all ranks have to be told."""
+    return take_seat(replace(_company.seat, port=port))
+
+
 def follow(line: Connection, case: Case, device: torch.device) -> None:
     """Run on this rank what the first says, until it has said all or is gone."""
     with contextlib.suppress(EOFError, OSError):

@@ -44,6 +44,7 @@ PLANTS = {
     "bucket_swap": Plant("buckets", "post_grad", "bucket_all_reduce"),
     "ddp_split": Plant("ddp_buckets", "dynamo", "split of a graph for DDP"),
     "from_local": Plant("tp_mlp", None),
+    "open_sizes": Plant("last_batch", "lowering", "aten.mul"),
     "partial_kept": Plant("tp_mlp", "functionalization", "redistribute"),
     "product_whole": Plant("tp_mlp", "aten", "aten.mm"),
     "reduced_halved": Plant("sequence", "aten", "redistribute"),

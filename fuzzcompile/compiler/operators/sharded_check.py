@@ -240,7 +240,7 @@ def _gather(own: Sequence[torch.Tensor], mesh: Any) -> Any:
 
 
 def _make_whole(parts: Any, index: int, spec: Any) -> _Whole | None:
-    """What the tensors with that index among the parts make up; None if it has not the shape of the whole."""
+    """The whole that tensors with that index among the parts make up; None if it has another shape."""
     whole = _join(parts, index, spec.placements)
     return whole if whole is not None and whole.value.shape == spec.shape else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -237,26 +238,41 @@ def judge_file(task: JudgeTask) -> JudgeResult:
 def _judge_task(progress: CaseProgress, device: torch.device) -> JudgeResult:
     task = progress.task = _ask_for_processes(progress.task)
     deadline = None if task.seconds is None else time.monotonic() + task.seconds
-    report = _judge_together(progress, device, deadline)
+    report, parting = _judge_together(progress, device, deadline)
     if task.nproc is not None and is_contact_lost(report.failure):  # by the program each time, by this machine once
-        first, report = report.failure, _judge_together(progress, device, deadline)
+        first, (report, parting) = report.failure, _judge_together(progress, device, deadline)
         if not is_contact_lost(report.failure):
             report = replace(report, notes=(*report.notes, f"judged twice: the first time compiled raised {first}"))
+    for number in parting[:_MOST_JUDGED]:
+        later, _ = _judge_together(progress, device, deadline, call=number)
+        if later.is_bug:
+            report = replace(later, call={"number": number, "dynamic": False})
+            break
+        right = f"call {number} differs from eager mode behind the calls before it, and is right compiled alone"
+        report = replace(report, notes=(*report.notes, right))
     answer = progress.answer(report)
     machine = describe_environment(device, read_target(answer)) if task.describe else None
     return JudgeResult(answer, report.coverage, report.screened, machine, progress.seen)
 
 
-def _judge_together(progress: CaseProgress, device: torch.device, deadline: float | None) -> TriageReport:
-    """The report on a case, loaded here and in the other processes that run it."""
-    with (
-        seat_ranks(progress.task, _open_more) as lead,
-        open_case(progress.task, device) as (file, case),
-    ):
+def _judge_together(
+    progress: CaseProgress, device: torch.device, deadline: float | None, *, call: int | None = None
+) -> tuple[TriageReport, tuple[int, ...]]:
+    """The report on a case, loaded here and in the other processes that run it, or on one call of a script.
+
+    Returns:
+        The report, and of a script that several processes run the calls that part from eager mode and are to be judged.
+    """
+    task = progress.task if call is None else replace(progress.task, call=call)
+    with seat_ranks(task, _open_more) as lead, open_case(task, device) as (file, case):
         progress.file = file
         with lead():
             report = judge_case(case, progress, device, deadline)
-            return _judge_later_calls(report, file, progress, device, deadline)
+            if call is not None or report.is_bug or not _has_later_calls(file, task):
+                return report, ()
+            if task.nproc is None:
+                return _judge_later_calls(report, file, progress, device, deadline), ()
+            return _look_together(report, file, case, device, deadline)
 
 
 def _ask_for_processes(task: JudgeTask) -> JudgeTask:
@@ -312,7 +328,35 @@ def open_case(task: JudgeTask, device: torch.device) -> Iterator[tuple[CaseFile,
 # Seconds for a look at a script's later calls, at most, and the calls that are judged in full.
 _LOOKING_SECONDS = 60.0
 _MOST_JUDGED = 3
-_FIRST_ALONE = "with --nproc no later call of the script is looked at; --call N judges one"
+# The least seconds that are left for a look in several processes, one of which may wait for another in vain.
+_LEAST_SECONDS = 40.0
+
+
+def _has_later_calls(file: CaseFile, task: JudgeTask) -> bool:
+    """Return whether the answer on a task is to be about calls behind the first, too, and there may be any."""
+    asked = task.call is None and task.module is None and task.against == "eager" and task.contract != "bitwise"
+    if not asked or file.kind not in ("script", "notebook") or current_target() is not None:
+        return False
+    from fuzzcompile.diagnosis.script_calls import makes_one_call
+
+    return not makes_one_call(file.source)
+
+
+def _look_together(
+    first: TriageReport, file: CaseFile, case: Case, device: torch.device, deadline: float | None
+) -> tuple[TriageReport, tuple[int, ...]]:
+    """The answer on a script's first call in several processes, and the later ones that part from eager mode."""
+    from fuzzcompile.diagnosis.script_calls import answer_with_later_calls, look_on_all_ranks
+
+    left = math.inf if deadline is None else deadline - time.monotonic()
+    if left < _LEAST_SECONDS:
+        return replace(first, notes=(*first.notes, "no time was left for later calls of the script")), ()
+    say("looking at the script's later calls")
+    try:
+        looked = look_on_all_ranks(case, device, file, min(_LOOKING_SECONDS, left / 2))
+    except RankLost as error:
+        return replace(first, notes=(*first.notes, f"later calls of the script were not looked at: {error}")), ()
+    return answer_with_later_calls(first, looked), tuple(number for number in looked.parting if number > 1)
 
 
 def _judge_later_calls(
@@ -322,16 +366,8 @@ def _judge_later_calls(
 
     Each is held against eager mode as the script makes it, and judged in full only where the two part.
     """
-    task = progress.task
-    asked = task.call is None and task.module is None and task.against == "eager" and task.contract != "bitwise"
-    if first.is_bug or not asked or file.kind not in ("script", "notebook") or current_target() is not None:
-        return first
-    if task.nproc is not None:
-        return replace(first, notes=(*first.notes, _FIRST_ALONE))
-    from fuzzcompile.diagnosis.script_calls import answer_with_later_calls, look_at_calls, makes_one_call
+    from fuzzcompile.diagnosis.script_calls import answer_with_later_calls, look_at_calls
 
-    if makes_one_call(file.source):
-        return first
     ends, ignored = time.monotonic() + _LOOKING_SECONDS, list[int]()
     ends = ends if deadline is None else min(ends, deadline)
     while True:
