@@ -35,6 +35,7 @@ class Plant:
 PLANTS = {
     "all_gather_backward": Plant("sequence", "lowering", "all_gather_into_tensor"),
     "all_reduce_nothing": Plant("tp_mlp", "lowering", "all_reduce_"),
+    "bucket_detached": Plant("ddp", "dynamo", "split of a graph for DDP"),
     "bucket_order": Plant("buckets", "post_grad", "bucket_all_gathers"),
     "comm_raised": Plant("reread", "scheduler", "order of collectives"),
     "exchange_kept": Plant("exchange", "lowering", "all_to_all_single"),
@@ -45,12 +46,17 @@ PLANTS = {
     "ddp_split": Plant("ddp_buckets", "dynamo", "split of a graph for DDP"),
     "from_local": Plant("tp_mlp", None),
     "open_sizes": Plant("last_batch", "lowering", "aten.mul"),
+    # The walk along the calls of eager mode, which names what dynamo traces, is a matter of one process.
+    "managed_detached": Plant("fsdp2", "dynamo"),
     "partial_kept": Plant("tp_mlp", "functionalization", "redistribute"),
     "product_whole": Plant("tp_mlp", "aten", "aten.mm"),
     "reduced_halved": Plant("sequence", "aten", "redistribute"),
     "rank_1": Plant("two_d", "lowering", "relu"),
     "reduce_scatter_op": Plant("funcol", "lowering", "reduce_scatter_tensor"),
     "reinplaced": Plant("reread", "post_grad", "reinplace_inplaceable_ops"),
+    # Operators are proved innocent or guilty by breaks of the graph; what is saved has no operator of its own.
+    "saved_swapped": Plant("fsdp2_layers", "functionalization"),
+    "to_local_partial": Plant("tp_attention", "functionalization", "to_local"),
     "wait_dropped": Plant("funcol", "lowering", "wait_tensor"),
     "wait_sunk": Plant("reread", "scheduler", "order of collectives"),
 }
@@ -60,10 +66,10 @@ PLANTS = {
 def judge() -> Judge:
     """Judge a script of this folder, perhaps with a fault planted: its report."""
 
-    def report(script: str, nproc: int | None = None, plant: str | None = None) -> Mapping[str, Any]:
+    def report(script: str, nproc: int | None = None, plant: str | None = None, folder: str = "scripts") -> Any:
         plants = () if plant is None else (FOLDER / "plants" / f"{plant}.py",)
         conditions = Conditions("cpu", limits=Limits(seconds=300.0), plants=plants)
-        (answer,) = triage_files([FOLDER / "scripts" / f"{script}.py"], conditions, Question(nproc=nproc))
+        (answer,) = triage_files([FOLDER / folder / f"{script}.py"], conditions, Question(nproc=nproc))
         assert answer.report is not None, answer.error
         return answer.report
 
@@ -102,4 +108,11 @@ def test_a_planted_fault_is_found_and_named(judge: Judge, plant: str) -> None:
     if planted.stage is not None:
         assert culprit is not None
         assert culprit["stage"] == planted.stage
-        assert planted.names in (culprit["rewrite"] or culprit["pass"])
+        assert planted.names in (culprit["rewrite"] or culprit["pass"] or "")
+
+
+@pytest.mark.slow
+def test_gradients_that_compiled_autograd_does_not_reduce_under_fsdp2_are_a_bug_of_its(judge: Judge) -> None:
+    report = judge("fsdp2_compiled_autograd", 2, folder="wrong")
+    assert report["is_bug"], report["verdict"]
+    assert (report["culprit"]["stage"], report["culprit"]["rewrite"]) == ("dynamo", "compiled_autograd")
