@@ -41,7 +41,7 @@ from fuzzcompile.programs.casefiles.case_file import CaseFile, read_case_file
 from fuzzcompile.run.case import Arguments, Case
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.observation import Observation
-from fuzzcompile.run.ranks import gather_ranks, meet_at, on_all_ranks
+from fuzzcompile.run.ranks import collect_answers, meet_at, on_all_ranks
 from fuzzcompile.run.runs import fingerprint_streams, observe
 from fuzzcompile.run.seats import find_free_port
 
@@ -103,7 +103,7 @@ def look_on_all_ranks(case: Case, device: torch.device, file: CaseFile, seconds:
     port = find_free_port()
     with on_all_ranks(f"{__name__}:{look_together.__name__}", case, file.path, port, seconds):
         own = look_together(case, device, file.path, port, seconds)
-    seen = gather_ranks(own)
+    seen = [own, *collect_answers()]
     looked = min(each.looked for each in seen)
     parting = sorted({number for each in seen for number in each.parting if number <= looked})
     return ScriptCalls(looked, all(each.whole and each.looked == looked for each in seen), parting=tuple(parting))

@@ -10,7 +10,9 @@ from fuzzcompile.model.contract import CostJson, ReportJson
 class LayerJson(TypedDict, total=False):
     """One call of one module (or operator), run in two ways. Errors are absolute, in the units of the output."""
 
-    name: str  # qualified name of the module, with ``#2`` behind it at its second call
+    # qualified name of the module, with ``#2`` behind it at its second call, and ``rank1.`` in front where another rank
+    # than the first calls it
+    name: str
     kind: str  # its class, or the operator
     size: float | None  # RMS of the reference's output
     max_error: float | None  # of the output, against the reference's
@@ -97,11 +99,12 @@ class AttentionCallJson(TypedDict):
 class ProfileJson(TypedDict, total=False):
     """The answer of ``fuzzcompile profile``.
 
-    ``layers`` are in the order in which they end, inner modules before those that contain them. ``verdict`` is
-    ``expected_compounding``, ``jump``, ``unstable_reference`` or ``equal``; ``layer`` names the layer of a jump, and
-    ``rule`` says in one sentence which rule decided, with its numbers. ``attention`` lists the kernels of
-    ``scaled_dot_product_attention`` that exist for the inputs at hand, and why the others refuse. ``triage`` is the
-    report on that layer alone, ``triage_whole`` that on the whole program where the layer alone shows nothing.
+    ``layers`` are in the order in which they end, inner modules before those that contain them; those of other ranks
+    than the first come behind them, rank by rank. ``verdict`` is ``expected_compounding``, ``jump``,
+    ``unstable_reference`` or ``equal``; ``layer`` names the layer of a jump, and ``rule`` says in one sentence which
+    rule decided, with its numbers. ``attention`` lists the kernels of ``scaled_dot_product_attention`` that exist for
+    the inputs at hand, and why the others refuse. ``triage`` is the report on that layer alone, ``triage_whole`` that
+    on the whole program where the layer alone shows nothing.
     """
 
     schema: int

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.model.profile_contract import AttentionCallJson, LayerJson, ProfileJson
 from fuzzcompile.model.templates import get_environment as templates
@@ -102,7 +103,8 @@ def _deeper(profile: ProfileJson, subject: CommandSubject) -> str:
 
 
 def _part(subject: CommandSubject, layer: str) -> CommandSubject:
-    module = layer.partition("#")[0].partition(" (")[0]  # without the number of a call, or "(gradient)"
+    # Without its rank, the number of a call, or "(gradient)".
+    module = ObservableName.parse(layer.partition("#")[0].partition(" (")[0]).what
     outer = subject.options.get("module")
     return subject.with_options(module=f"{outer}.{module}" if outer else module)
 

@@ -49,8 +49,7 @@ class NotOnAllRanks(Exception):
 # Where the processes of a script meet, as ``torchrun`` tells them.
 
 # As gloo says that a process waits in vain, and what the others hear once it has given up.
-_WAITED = re.compile("timed out", re.IGNORECASE)
-_LEFT = re.compile("connection (?:closed|reset) by peer", re.IGNORECASE)
+_WAITED = re.compile("timed out|timeout caused|connection (?:closed|reset) by peer", re.IGNORECASE)
 TIMEOUT = ReplacedAttribute(
     "torch.distributed.distributed_c10d",
     "default_pg_timeout",
@@ -151,7 +150,7 @@ class Leader:
     leads: bool = False
     lost: str | None = None
     parted: bool = False  # they live, but run nothing together any more
-    _answers: list[Any] = field(default_factory=list)
+    answers: list[Any] = field(default_factory=list)  # of the others, to the latest order
 
     def lead(self, order: Order) -> contextlib.AbstractContextManager[None]:
         """Have the other ranks run an order, as it is now, while the block runs it here, and keep what they saw.
@@ -181,7 +180,7 @@ class Leader:
             raise
         finally:
             self.leads = False
-        self._answers = self._receive_all()
+        self.answers = self._receive_all()
 
     def ask(self, order: Order) -> list[Any]:
         """Have the other ranks run an order that calls no collective, and return what it gives there.
@@ -203,19 +202,19 @@ class Leader:
 
     def merge(self, own: Observation) -> Observation:
         """The observation of all ranks: values of the others are named after their rank."""
-        everywhere: list[Observation] = [own, *self._answers]
+        everywhere: list[Observation] = [own, *self.answers]
         failed = [(rank, seen) for rank, seen in enumerate(everywhere) if seen.failure is not None]
         if failed:
             rank, seen = failed[0]
             assert seen.failure is not None
-            if len(failed) <= len(self._answers):  # the others may wait for it
+            if len(failed) <= len(self.answers):  # the others may wait for it
                 self.lost, self.parted = _describe_parting(rank, seen.failure), True
             return replace(seen, values=())
         others = (
             replace(
                 value, name=name_on_rank(value.name, rank), aliases=tuple(name_on_rank(a, rank) for a in value.aliases)
             )
-            for rank, seen in enumerate(self._answers, 1)
+            for rank, seen in enumerate(self.answers, 1)
             for value in seen.values
         )
         return replace(own, values=(*own.values, *others))
@@ -247,18 +246,18 @@ class Leader:
                 line.close()
 
 
+def tells_of_waiting(error: str) -> bool:
+    """Return whether an error is that a collective waited in vain for another process, which may only be slow."""
+    return _WAITED.search(error) is not None
+
+
 def _describe_parting(rank: int, failure: Failure) -> str:
-    if _WAITED.search(str(failure)) is not None:
+    if tells_of_waiting(str(failure)):
         return (
             f"Rank {rank} waits in a collective that not all processes call: let each call the same ones, or raise "
             "--timeout where they are slow."
         )
     return f"Rank {rank} raises {failure}, and the others do not."
-
-
-def is_contact_lost(failure: Failure | None) -> bool:
-    """Return whether a run has failed because processes waited for each other, which a slow machine does too."""
-    return failure is not None and any(said.search(str(failure)) for said in (_WAITED, _LEFT))
 
 
 class _Pickler(pickle.Pickler):
@@ -364,6 +363,12 @@ def ask_ranks(function: str, case: Case, *args: object) -> list[Any]:
     return [] if leader is None else leader.ask(Order(function, case.grad, case.backward, case.settings, args, {}))
 
 
+def collect_answers() -> list[Any]:
+    """What the function gave on each other rank in the block that has just ended, in their order."""
+    leader = _company.leader
+    return [] if leader is None else list(leader.answers)
+
+
 def explain_loss(why: str) -> None:
     """Say more of why the ranks run nothing together any more, if they do not."""
     leader = _company.leader
@@ -375,12 +380,6 @@ def merge_ranks(own: Observation) -> Observation:
     """The observation of all ranks in the block that has just ended, given that of this process."""
     leader = _company.leader
     return own if leader is None or leader.leads else leader.merge(own)
-
-
-def gather_ranks(own: T) -> list[T]:
-    """Gather the answers of all ranks to the order of the block that has just ended, given that of this process."""
-    leader = _company.leader
-    return [own] if leader is None or leader.leads else [own, *leader._answers]
 
 
 def meet_at(port: int) -> contextlib.AbstractContextManager[None]:

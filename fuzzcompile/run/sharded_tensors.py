@@ -25,10 +25,15 @@ _MESH = "torch.distributed.device_mesh"
 _PENDING = "torch.distributed._functional_collectives"
 
 
+def find_sharded_class() -> type[Any] | tuple[()]:
+    """The class of ``DTensor``s, for ``isinstance``; none before a program imports it."""
+    loaded = sys.modules.get(_MODULE)
+    return () if loaded is None else loaded.DTensor
+
+
 def is_sharded(value: object) -> TypeGuard[DTensor]:
     """Return whether a value is a ``DTensor``."""
-    loaded = sys.modules.get(_MODULE)
-    return loaded is not None and isinstance(value, loaded.DTensor)
+    return isinstance(value, find_sharded_class())
 
 
 def is_partial(value: object) -> bool:
@@ -45,6 +50,21 @@ def is_pending(value: object) -> bool:
 def read_part(value: T) -> T | torch.Tensor:
     """The part of a tensor that this process holds, in its own memory; anything but a ``DTensor`` is its own."""
     return value._local_tensor if is_sharded(value) else value
+
+
+def read_own(tensor: torch.Tensor) -> torch.Tensor:
+    """The detached part of a tensor that this process holds, once the collectives that fill it have ended."""
+    part = read_part(tensor.detach())
+    return part.clone() if is_pending(part) else part
+
+
+def lay_out(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The ``DTensor`` like another of which this process holds ``part``; the part where ``like`` is none."""
+    if not is_sharded(like):
+        return part
+    mesh, shape, stride = like.device_mesh, like.shape, like.stride()
+    made: torch.Tensor = type(like).from_local(part, mesh, like.placements, run_check=False, shape=shape, stride=stride)
+    return made
 
 
 def is_in_group() -> bool:
@@ -88,6 +108,15 @@ def find_rank() -> int:
     return torch.distributed.get_rank() if is_in_group() else 0
 
 
+def holds_on_any_rank(holds: bool) -> bool:
+    """Return whether something holds in any of the processes that run the program, each of which asks at this place."""
+    if not is_in_group() or torch.distributed.get_world_size() == 1:
+        return holds
+    asked = torch.tensor([float(holds)])
+    torch.distributed.all_reduce(asked, torch.distributed.ReduceOp.MAX)
+    return bool(asked)
+
+
 def read_values(tensor: torch.Tensor) -> torch.Tensor:
     """Comparable values of a tensor: the part that this process holds, and of partial results the whole.
 
@@ -107,11 +136,7 @@ def adopt_dtype(tensor: torch.Tensor) -> None:
     """
     if not is_sharded(tensor) or not tensor.is_leaf or tensor.dtype == tensor._local_tensor.dtype:
         return
-    part, shape, stride = tensor._local_tensor, tensor.shape, tensor.stride()
-    made: Any = type(tensor).from_local(
-        part, tensor.device_mesh, tensor.placements, run_check=False, shape=shape, stride=stride
-    )
-    made = made.detach().requires_grad_(tensor.requires_grad)
+    made: Any = lay_out(tensor._local_tensor, tensor).detach().requires_grad_(tensor.requires_grad)
     if isinstance(tensor, nn.Parameter):
         made = nn.Parameter(made, requires_grad=tensor.requires_grad)  # of the same class
     with contextlib.suppress(RuntimeError):

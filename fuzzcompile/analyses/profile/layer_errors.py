@@ -24,6 +24,7 @@ from fuzzcompile.run.case import Case
 from fuzzcompile.run.device import describe_run_error
 from fuzzcompile.run.observation import Observation
 from fuzzcompile.run.runs import observe
+from fuzzcompile.run.sharded_tensors import holds_on_any_rank, lay_out, read_own, read_part
 from fuzzcompile.run.tensors import map_tree
 
 
@@ -227,7 +228,8 @@ class Alone:
         """Return the layer's result for ``inputs``, which take the place of the tensors it was called with."""
         entered = self._entered
         placed = {
-            id(own): tensor.to(self._device, copy=True) for own, tensor in zip(entered.tensors, inputs, strict=True)
+            id(own): lay_out(tensor.to(self._device, copy=True), own)
+            for own, tensor in zip(entered.tensors, inputs, strict=True)
         }
         given = map_tree(lambda tensor: placed.get(id(tensor), tensor), (entered.args, entered.kwargs))
         args, kwargs = copy_objects(given)
@@ -238,7 +240,7 @@ class Alone:
             stack.callback(self._restore)
             for mode in modes:
                 stack.enter_context(mode)
-            return [result.detach() for result in leaves(self._function(*args, **kwargs))]
+            return [read_own(result) for result in leaves(self._function(*args, **kwargs))]
 
     def perturbed(self, inputs: Sequence[torch.Tensor], *modes: Mode) -> list[torch.Tensor]:
         """Return the layer's result with every input, and every operator's result, moved by up to one ulp."""
@@ -262,8 +264,9 @@ def _misfit(kept: Kept, own: Sequence[torch.Tensor]) -> str | None:
     if len(kept) != len(own):
         return f"it got {len(kept)} tensors, and {len(own)} in the reference"
     for tensor, was in zip(kept, own, strict=True):
-        if tensor.shape != tuple(was.shape):
-            return f"it got a tensor of shape {tensor.shape}, and of {tuple(was.shape)} in the reference"
+        shape = tuple(read_part(was).shape)
+        if tensor.shape != shape:
+            return f"it got a tensor of shape {tensor.shape}, and of {shape} in the reference"
         if not tensor.whole:
             return "its inputs were recorded as samples"
     return None
@@ -308,7 +311,7 @@ class Walk:
         """Take the arguments of a layer that begins; what it can change is copied: tensors, a key-value cache."""
 
         def unchanging(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor if isinstance(tensor, nn.Parameter) else tensor.detach().clone()
+            return tensor if isinstance(tensor, nn.Parameter) else lay_out(read_own(tensor).clone(), tensor)
 
         return Entered(*copy_objects(map_tree(unchanging, (args, kwargs))), RandomState.current())
 
@@ -348,8 +351,11 @@ class Walk:
         )
         if ran is not None:
             why = _misfit(measured.inputs, ran[1].tensors)
+            if holds_on_any_rank(why is not None):
+                self.layers.append(replace(layer, note=why or "another rank cannot run it alone"))
+                return
             try:
-                layer = replace(layer, note=why) if why is not None else self._run_again(layer, measured, output, *ran)
+                layer = self._run_again(layer, measured, output, *ran)
             except (KeyboardInterrupt, MemoryError):
                 raise
             except Exception as error:  # of the layer, which may raise anything when it is run out of its place
@@ -378,17 +384,18 @@ class Walk:
             layer,
             made=apart(measured.outputs, _viewed(again)),
             inherited=apart(_viewed(again), output),
-            entering=distance(inputs, [tensor.cpu() for tensor in own_inputs]),
+            entering=distance(inputs, [read_own(tensor).cpu() for tensor in own_inputs]),
             noise=distance(noisy, base),
             own=max(filter(None, (distance(base, exact), distance(again, exact))), key=lambda d: d.rms, default=None),
         )
         doubled = None if self.measured.exact is None else self.measured.exact.calls.get((call.name, call.number))
-        # Where the float64 form of the measured side was sampled, nothing can be run again on its inputs.
-        if doubled is None or _misfit(doubled.inputs, own_inputs) is not None:
+        # Where the float64 form of the measured side was sampled, nothing can be run again on its inputs. All ranks run
+        # a layer again, or none does: it may wait for the others.
+        if holds_on_any_rank(doubled is None or _misfit(doubled.inputs, own_inputs) is not None) or doubled is None:
             return layer
         inputs = [kept.values for kept in doubled.inputs]
         step = relative_step(doubled.outputs, _viewed(reference.on(inputs, exactly(native))))
-        if step is None or step <= SEMANTIC_STEP:
+        if not holds_on_any_rank(step is not None and step > SEMANTIC_STEP):
             return replace(layer, exact=step)
         # The mode entered last sees a call first: the noise is that of the operators in float64, not of native weights.
         noisy = reference.on(inputs, UlpNoise(_EXACT_NOISE_SEED), exactly(native))

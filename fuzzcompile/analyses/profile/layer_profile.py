@@ -29,11 +29,13 @@ from fuzzcompile.analyses.profile.sides import (
     BLOCKS,
     EAGER,
     WHOLE,
+    CannotRun,
     Look,
     Side,
     SideRun,
     exactly,
     parse_pair,
+    refuse_failed,
     returned,
     run_eagerly,
     run_side,
@@ -53,6 +55,7 @@ from fuzzcompile.run.attention_backends import (
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.device import describe_environment
 from fuzzcompile.run.observation import Observation
+from fuzzcompile.run.ranks import collect_answers, name_on_rank, on_all_ranks, tells_of_waiting
 from fuzzcompile.run.runs import observe
 
 # The verdict: which layer makes more error than rounding explains, if any does.
@@ -75,6 +78,7 @@ class ProfileVerdict:
     name: Name  # the verdict
     layer: str | None  # the layer of a jump; None otherwise, and if the error is made outside of all layers
     rule: str  # the rule that decided, with its numbers, as one sentence
+    place: float = math.inf  # of the layer that jumps, in the order in which they end
 
 
 class Excess(NamedTuple):
@@ -108,10 +112,10 @@ def decide(
     measured = [layer for layer in (*layers, whole, *gradients) if layer.apart is not None]
     if measured and all(layer.apart is not None and not layer.apart.largest for layer in measured):
         return ProfileVerdict("equal", None, f"all {len(measured)} results have the same values.")
-    for layer in layers:
+    for place, layer in enumerate(layers):
         reason = jump_in(layer, tolerance)
         if reason is not None:
-            return ProfileVerdict("jump", layer.label, f"{layer.label} {reason}")
+            return ProfileVerdict("jump", layer.label, f"{layer.label} {reason}", place)
     if (backward := _backward(gradients, tolerance)) is not None:
         return backward
     if (outside := _outside(layers, whole, tolerance, whole_exact)) is not None:
@@ -274,15 +278,16 @@ class ProfileOptions:
 
 
 def profile(case: Case, device: torch.device, asked: ProfileOptions) -> ProfileJson:
-    """Compare two ways to run the case, layer by layer.
+    """Compare two ways to run the case, layer by layer, on all ranks that run it.
 
-    CannotRun if the case raises in one of them, EnvironmentUnfit without such a device or kernel, UsageError where the
-    tolerances or the recording cannot be used.
+    CannotRun if the case raises in one of them, EnvironmentUnfit without such a device or kernel, RankLost without
+    another rank, UsageError where the tolerances or the recording cannot be used.
     """
     asked.check()
     start = time.perf_counter()
-    with force_math_kernel() if asked.math_only else contextlib.nullcontext():
-        compared = _Runs(case, device, asked).compare()
+    with on_all_ranks(f"{__name__}:{profile_rank.__name__}", case, asked):
+        own = profile_rank(case, device, asked)
+    compared = _merge_ranks([own, *collect_answers()])
     return {
         "schema": SCHEMA,
         "case": case.name,
@@ -298,14 +303,66 @@ def profile(case: Case, device: torch.device, asked: ProfileOptions) -> ProfileJ
     }
 
 
+def profile_rank(
+    case: Case, device: torch.device, asked: ProfileOptions
+) -> tuple[ProfileVerdict, ProfileJson] | CannotRun:
+    """The verdict on what this process sees, and what stands behind it, or why there is none.
+
+    Layers are run again at the same places on all ranks, since they may wait for one another.
+    """
+    with force_math_kernel() if asked.math_only else contextlib.nullcontext():
+        try:
+            return _Runs(case, device, asked).compare()
+        except CannotRun as error:  # the first rank says what became of all
+            return error
+
+
+_SEVERITY: tuple[Name, ...] = ("equal", "expected_compounding", "unstable_reference", "jump")
+
+
+def _merge_ranks(made: Sequence[tuple[ProfileVerdict, ProfileJson] | CannotRun]) -> ProfileJson:
+    """The profile of all ranks: the worst verdict, of jumps that of the first layer, and the rows of all.
+
+    Raises:
+        CannotRun: the program raises on one of them.
+    """
+    failed = [
+        (tells_of_waiting(str(error)), rank, error) for rank, error in enumerate(made) if isinstance(error, CannotRun)
+    ]
+    if failed:  # a rank that waits for another is not why
+        _, rank, error = min(failed, key=lambda each: each[:2])
+        raise CannotRun(f"On rank {rank}, {error}" if rank else str(error))
+    ranks = [each for each in made if not isinstance(each, CannotRun)]
+
+    def read_badness(rank: int) -> tuple[int, float]:
+        verdict, _ = ranks[rank]
+        return _SEVERITY.index(verdict.name), -verdict.place
+
+    worst = max(range(len(ranks)), key=read_badness)
+    (verdict, compared), (_, first) = ranks[worst], ranks[0]
+    layers, notes = list(first["layers"]), list(first["notes"])
+    for rank, (_, other) in enumerate(ranks[1:], 1):
+        layers += [{**row, "name": name_on_rank(row["name"], rank)} for row in other["layers"]]
+        notes += [f"rank {rank}: {note}" for note in other["notes"] if note not in first["notes"]]
+    return {
+        **first,
+        "verdict": verdict.name,
+        "layer": name_on_rank(verdict.layer, worst) if worst and verdict.layer is not None else verdict.layer,
+        "rule": f"on rank {worst}, {verdict.rule}" if worst else verdict.rule,
+        "tolerance": compared["tolerance"],
+        "layers": layers,
+        "notes": notes,
+    }
+
+
 @dataclass(frozen=True)
 class _Runs:
     case: Case
     device: torch.device
     asked: ProfileOptions
 
-    def compare(self) -> ProfileJson:
-        """The verdict with its rule, then the layers, the whole program and gradients; attention, and notes."""
+    def compare(self) -> tuple[ProfileVerdict, ProfileJson]:
+        """The verdict, and the layers, the whole program and gradients; attention, and notes."""
         asked, whole = self.asked, (WHOLE, 0)
         tolerances = Tolerances.load(asked.tolerances)  # what cannot be read is said before anything runs
         with record_attention_calls() as attention:  # under the settings of a plain run
@@ -349,10 +406,7 @@ class _Runs:
             whole_exact=relative_step(exact_outputs, truth.calls[whole].outputs),
             repeats=distance(*([kept.values for kept in returned(run)] for run in (again, observation))),
         )
-        return {
-            "verdict": verdict.name,
-            "layer": verdict.layer,
-            "rule": verdict.rule,
+        return verdict, {
             "tolerance": tolerance.to_json(),
             "layers": [_row(layer) for layer in (*walk.layers, *gradients)],
             "attention": attention,
@@ -372,7 +426,9 @@ class _Runs:
     def run_reference(self, side: Side) -> Observation:
         program = self.asked.reference.built(self.case, self.device)
         with side.attention(), side.numerics(program.dtype):
-            return observe(self.case, program, program.model)
+            observation = observe(self.case, program, program.model)
+        refuse_failed(self.case, side, observation)
+        return observation
 
     def compare_untapped(self, tapped: SideRun) -> Iterator[str]:
         """Say so if the taps changed what the compiled program returns."""

@@ -13,14 +13,16 @@ import torch
 from fuzzcompile.analyses.profile.layer_profile import ProfileOptions, profile
 from fuzzcompile.analyses.profile.recordings import RecordedRun, record
 from fuzzcompile.diagnosis.worker.file_triage import FileAnswer, triage_files
-from fuzzcompile.diagnosis.worker.judge import isolate_process
+from fuzzcompile.diagnosis.worker.judge import open_case, open_more
 from fuzzcompile.diagnosis.worker.local_pool import LEAST_THREADS, open_pool
+from fuzzcompile.diagnosis.worker.rank_processes import seat_ranks
 from fuzzcompile.diagnosis.worker.worker_loss import make_start_error
 from fuzzcompile.model.conditions import Conditions, Question
 from fuzzcompile.model.contract import ReportJson
-from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError
+from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, UsageError
+from fuzzcompile.model.evidence import ObservableName
+from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.model.profile_contract import ProfileJson
-from fuzzcompile.programs.capture.case_loader import load
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.footprint import refuse_oversized
 from fuzzcompile.run.plants import check_plants
@@ -31,7 +33,6 @@ from fuzzcompile.run.pool.worker import (
     WorkerStartFailed,
     WorkerTimeout,
     get_current_device,
-    restore_streams,
 )
 
 Result = TypeVar("Result")
@@ -45,15 +46,34 @@ class ProfileTask:
     asked: ProfileOptions  # what is compared with what
     call: int | None = None
     module: str | None = None
+    nproc: int | None = None  # processes that run it together
     recording: Path | None = None  # the file for a recording of ``asked.against``
     memory: int | None = None  # bytes of the worker beyond which the case is refused before it runs
+    seconds: float | None = None  # for all of it
+
+    def check(self) -> None:
+        """Refuse what cannot be compared, and what several processes cannot do, by a UsageError."""
+        self.asked.check()
+        if self.nproc is None:
+            return
+        if self.recording is not None or self.asked.look.operators:
+            raise UsageError(
+                "Several processes are compared by layers, and not recorded: leave out --record and --ops."
+            )
+        for side in (self.asked.against, self.asked.reference):
+            if side.kind not in _TOGETHER:
+                raise UsageError(f"Several processes cannot run as {side}: name {', '.join(_TOGETHER)}.")
+
+
+# Sides that leave the dtypes and the places of tensors as they are, which processes agree on.
+_TOGETHER = ("eager", "inductor", "aot_eager", "sdpa")
 
 
 def profile_case(
     task: ProfileTask, conditions: Conditions, *, progress: Callable[[str], None] = lambda said: None
 ) -> ProfileJson:
     """Profile the case, and triage the layer of a jump that Inductor makes; ``progress`` is told what is being done."""
-    task.asked.check()
+    task.check()
     against = task.asked.against
     progress(f"running {task.path.name} as {against} and as {task.asked.reference}, layer by layer")
     profiled = _run_in_worker(_profile_file, task, conditions)
@@ -64,6 +84,7 @@ def profile_case(
 
 def record_case(task: ProfileTask, conditions: Conditions) -> RecordedRun:
     """Run the case as ``task.asked.against`` says, and record it; FuzzcompileError says why that is not possible."""
+    task.check()
     return _run_in_worker(_record_file, task, conditions)
 
 
@@ -82,9 +103,8 @@ def _record_file(task: ProfileTask) -> RecordedRun:
 @contextlib.contextmanager
 def _load_case(task: ProfileTask) -> Iterator[tuple[Case, torch.device]]:
     device = torch.device(get_current_device())
-    with isolate_process():
-        case = load(task.path, device, call=task.call, module=task.module)
-        restore_streams()  # the script may have closed them, and the compiler writes to them
+    judged = JudgeTask(path=str(task.path), call=task.call, module=task.module, nproc=task.nproc, seconds=task.seconds)
+    with seat_ranks(judged, open_more) as lead, open_case(judged, device) as (_, case), lead():
         if task.memory is not None:
             refuse_oversized(case, device, task.memory)
         yield case, device
@@ -93,7 +113,7 @@ def _load_case(task: ProfileTask) -> Iterator[tuple[Case, torch.device]]:
 def _run_in_worker(function: Callable[[ProfileTask], Result], task: ProfileTask, conditions: Conditions) -> Result:
     check_plants(conditions.plants)
     asked = replace(task.asked, look=replace(task.asked.look, vetoes=conditions.vetoes))
-    task = replace(task, asked=asked, memory=conditions.limits.memory)
+    task = replace(task, asked=asked, memory=conditions.limits.memory, seconds=conditions.limits.seconds)
     with open_pool(conditions, 1, least_threads=LEAST_THREADS) as pool:
         try:
             return pool.schedule(function, (task,), label=f"profile {task.path.name}").result()
@@ -117,7 +137,7 @@ def _triage_layer(
     layer, notes = profiled["layer"], list(profiled["notes"])
     of_layer: ReportJson | None = None
     if layer is not None:
-        name = layer.partition("#")[0]
+        name = ObservableName.parse(layer.partition("#")[0]).what  # on all ranks
         progress(f"triaging {name} alone, on its own inputs")
         answer = _triage_part(task, f"{task.module}.{name}" if task.module else name, conditions)
         of_layer = answer.report
@@ -135,6 +155,6 @@ def _triage_layer(
 
 
 def _triage_part(task: ProfileTask, module: str | None, conditions: Conditions) -> FileAnswer:
-    question = Question(call=task.call, module=module, thorough=True)
+    question = Question(call=task.call, module=module, thorough=True, nproc=task.nproc)
     (answer,) = triage_files([task.path], conditions, question)
     return answer

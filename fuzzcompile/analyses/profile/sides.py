@@ -199,7 +199,7 @@ def _run_compiled(case: Case, device: torch.device, side: Side, look: Look) -> S
         program = side.built(case, device)
         layers, events = find_layers(program, look.depth), list[Event]()
         kept = SavedTensors(case, program, side.device(device)) if how.record else None
-        with tapped(layers, events):
+        with tapped(layers, events) as put_taps_back:
             target = session.compile(program.model)
             observation = observe(case, program, target, describe_failure=session.describe_failure)
             refuse_failed(case, side, observation)
@@ -208,6 +208,7 @@ def _run_compiled(case: Case, device: torch.device, side: Side, look: Look) -> S
                 return replace(native, notes=(f"{side} was not run in float64",))
             session.stop_capturing()
             kept.restore()
+            put_taps_back()
             with session.interpret_in_float64():
                 double = observe(case, program, target, describe_failure=session.describe_failure)
     if double.failure is not None:

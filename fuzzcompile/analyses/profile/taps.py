@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fuzzcompile.run.case_program import CaseProgram
 from fuzzcompile.run.reachable_state import ReachedObjects
+from fuzzcompile.run.sharded_tensors import find_sharded_class, is_in_group, read_own
 
 # What is kept of a run: the inputs and outputs of each call of a layer, whole or sampled.
 
@@ -31,7 +32,10 @@ SAMPLE = 4096
 
 @dataclass(frozen=True)
 class KeptTensor:
-    """A tensor of a run; if it is not ``whole``, ``values`` are 1-D: the elements at :func:`positions`."""
+    """A tensor of a run, of a ``DTensor`` what this process holds.
+
+    If it is not ``whole``, ``values`` are 1-D: the elements at :func:`positions`.
+    """
 
     values: torch.Tensor
     shape: tuple[int, ...]
@@ -41,7 +45,7 @@ class KeptTensor:
     @classmethod
     def of(cls, tensor: torch.Tensor, most: int | None = None) -> KeptTensor:
         """Keep a copy of ``tensor`` on the CPU, of at most ``most`` elements (None: of all)."""
-        detached = tensor.detach()
+        detached = read_own(tensor)
         shape, count = tuple(detached.shape), detached.numel()
         if most is None or count <= most:
             return cls(detached.to("cpu", copy=True), shape, detached.dtype)
@@ -51,7 +55,8 @@ class KeptTensor:
     @classmethod
     def view(cls, tensor: torch.Tensor) -> KeptTensor:
         """The whole of ``tensor`` without a copy, where it does not change any more."""
-        return cls(tensor.detach(), tuple(tensor.shape), tensor.dtype)
+        own = read_own(tensor)
+        return cls(own, tuple(own.shape), own.dtype)
 
     def beside(self, other: KeptTensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The elements on the CPU that two tensors of one shape have; None if both are samples of different sizes."""
@@ -83,12 +88,13 @@ class Keeping:
         return None if tensor.numel() * tensor.element_size() <= self.left else SAMPLE
 
     def __call__(self, tensor: torch.Tensor) -> KeptTensor:
-        """Keep ``tensor``; a parameter on the CPU, which a run does not change, is not copied."""
-        if isinstance(tensor, nn.Parameter) and tensor.device.type == "cpu":
+        """Keep ``tensor``; a parameter on the CPU, which no run changes, is not copied unless FSDP may free it."""
+        if isinstance(tensor, nn.Parameter) and tensor.device.type == "cpu" and not is_in_group():
             return KeptTensor.view(tensor)
+        tensor = read_own(tensor)
         key = tensor.dtype, tuple(tensor.shape)
         last = self._last.get(key)
-        if last is not None and last.whole and torch.equal(last.values, tensor.detach().to(last.values.device)):
+        if last is not None and last.whole and torch.equal(last.values, tensor.to(last.values.device)):
             return last
         kept = self._last[key] = KeptTensor.of(tensor, self.limit(tensor))
         self.left -= kept.values.nbytes
@@ -180,9 +186,9 @@ def watched(
     """Tell ``observer`` of the layers or operators that an eager run calls in the block; yields what to call there."""
     with contextlib.ExitStack() as stack:
         if not operators:
-            count: Counter[str] = Counter()
+            count, observing = Counter[str](), list[str]()
             for name, module in find_layers(program, depth).items():
-                _watch_layer(stack, name, module, observer, count)
+                _watch_layer(stack, name, module, observer, count, observing)
             yield program.model
             return
         places: list[str] = []  # the modules that are being called, innermost last
@@ -210,28 +216,31 @@ def watched(
 
 
 def _watch_layer(
-    stack: contextlib.ExitStack, name: str, module: nn.Module, observer: CallObserver, count: Counter[str]
+    stack: contextlib.ExitStack,
+    name: str,
+    module: nn.Module,
+    observer: CallObserver,
+    count: Counter[str],
+    observing: list[str],  # the layer that the observer hears of: it may run that again, and the layers within
 ) -> None:
     pending: list[Any] = []
-    busy = False  # the observer may run the layer again
 
     def enter(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        if not busy:
+        if not observing:
             with _disable_current_modes():
                 pending.append(observer.entered(args, kwargs))
 
     def leave(_module: nn.Module, _args: tuple[object, ...], result: object) -> None:
-        nonlocal busy
-        if busy or not pending:
+        if observing or not pending:
             return
         call = LayerCall(name, count[name], type(module).__name__, module)
         count[name] += 1
-        busy = True
+        observing.append(name)
         try:
             with _disable_current_modes():
                 observer.left(call, pending.pop(), result)
         finally:
-            busy = False
+            observing.clear()
 
     stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True).remove)
     stack.callback(module.register_forward_hook(leave).remove)
@@ -274,22 +283,45 @@ class _Operators(TorchFunctionMode):
 Event = tuple[str, Literal["in", "out"], list[torch.Tensor]]
 
 
+_HOOKS = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks")
+
+
 @contextlib.contextmanager
-def tapped(layers: Mapping[str, nn.Module], events: list[Event]) -> Iterator[None]:
-    """Append copies, which a program cannot write to, of what goes in and out of ``layers``, also where traced."""
+def tapped(layers: Mapping[str, nn.Module], events: list[Event]) -> Iterator[Callable[[], None]]:
+    """Append copies, which a program cannot write to, of what goes in and out of ``layers``, also where traced.
+
+    Of a ``DTensor`` it is the part that this process has: a copy of one whose parts are to be added adds them.
+
+    What is yielded puts the taps back where the state of a script, which has none, was restored.
+    """
+    sharded = find_sharded_class()
+
+    def copy_part(tensor: torch.Tensor) -> torch.Tensor:
+        own: Any = tensor.detach()
+        copied: torch.Tensor = (own.to_local() if isinstance(own, sharded) else own).clone()
+        return copied
 
     def tap(name: str, direction: Literal["in", "out"]) -> Callable[..., None]:
         def hook(module: nn.Module, args: object, kwargs_or_result: object) -> None:
             value = (args, kwargs_or_result) if direction == "in" else kwargs_or_result
-            events.append((name, direction, [tensor.detach().clone() for tensor in leaves(value)]))
+            events.append((name, direction, [copy_part(tensor) for tensor in leaves(value)]))
 
         return hook
 
     with contextlib.ExitStack() as stack:
         for name, module in layers.items():
-            stack.callback(module.register_forward_pre_hook(tap(name, "in"), with_kwargs=True).remove)
+            # Before the hooks that distribute the inputs of a layer, which run again where it does.
+            hook = module.register_forward_pre_hook(tap(name, "in"), with_kwargs=True, prepend=True)
+            stack.callback(hook.remove)
             stack.callback(module.register_forward_hook(tap(name, "out")).remove)
-        yield
+        hooks = [(module, name, dict(getattr(module, name))) for module in layers.values() for name in _HOOKS]
+
+        def put_back() -> None:
+            for module, name, registered in hooks:
+                getattr(module, name).clear()
+                getattr(module, name).update(registered)
+
+        yield put_back
 
 
 def calls_in(events: list[Event], layers: Mapping[str, nn.Module], keep: Keeping) -> dict[tuple[str, int], KeptCall]:
@@ -326,13 +358,21 @@ def find_layers(program: CaseProgram, depth: int | None) -> dict[str, nn.Module]
 def find_roots(program: CaseProgram) -> Mapping[str, nn.Module]:
     """The outermost modules that the program reaches, by name; a program that is a module has one, named ``""``."""
     if isinstance(program.model, nn.Module):
-        return {"": program.model}
+        return dict([_unwrap(program.model, "")])
     reached = [value for value in ReachedObjects({"": program.model}).objects if isinstance(value, nn.Module)]
     inner = {id(child) for module in reached for child in module.modules() if child is not module}
     outer = [module for module in reached if id(module) not in inner]
     if len(outer) == 1:
-        return {"": outer[0]}
+        return dict([_unwrap(outer[0], "")])
     return {f"{type(module).__name__.lower()}{index}": module for index, module in enumerate(outer)}
+
+
+def _unwrap(module: nn.Module, name: str) -> tuple[str, nn.Module]:
+    """The name of a module and the module; of one that only passes on to another, as DDP does, the other's."""
+    children = list(_children(module, name))
+    if len(children) == 1 and not isinstance(children[0][1], _CONTAINERS) and any(children[0][1].children()):
+        return _unwrap(children[0][1], children[0][0])
+    return name, module
 
 
 def _children(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:

@@ -52,7 +52,7 @@ from fuzzcompile.run.footprint import refuse_oversized
 from fuzzcompile.run.plants import run_plants
 from fuzzcompile.run.pool.worker import get_current_device, get_worker_number, restore_streams, retire, say, use_device
 from fuzzcompile.run.pool.worker_pool import WorkerPool
-from fuzzcompile.run.ranks import NotOnAllRanks, RankLost, follow, is_contact_lost, leave_group, take_seat
+from fuzzcompile.run.ranks import NotOnAllRanks, RankLost, follow, leave_group, take_seat, tells_of_waiting
 from fuzzcompile.run.seats import Seat
 
 # Process-wide state that a case may change, restored after the case.
@@ -239,9 +239,9 @@ def _judge_task(progress: CaseProgress, device: torch.device) -> JudgeResult:
     task = progress.task = _ask_for_processes(progress.task)
     deadline = None if task.seconds is None else time.monotonic() + task.seconds
     report, parting = _judge_together(progress, device, deadline)
-    if task.nproc is not None and is_contact_lost(report.failure):  # by the program each time, by this machine once
+    if task.nproc is not None and tells_of_waiting(str(report.failure)):  # a slow machine does it once
         first, (report, parting) = report.failure, _judge_together(progress, device, deadline)
-        if not is_contact_lost(report.failure):
+        if not tells_of_waiting(str(report.failure)):
             report = replace(report, notes=(*report.notes, f"judged twice: the first time compiled raised {first}"))
     for number in parting[:_MOST_JUDGED]:
         later, _ = _judge_together(progress, device, deadline, call=number)
@@ -264,7 +264,7 @@ def _judge_together(
         The report, and of a script that several processes run the calls that part from eager mode and are to be judged.
     """
     task = progress.task if call is None else replace(progress.task, call=call)
-    with seat_ranks(task, _open_more) as lead, open_case(task, device) as (file, case):
+    with seat_ranks(task, open_more) as lead, open_case(task, device) as (file, case):
         progress.file = file
         with lead():
             report = judge_case(case, progress, device, deadline)
@@ -387,7 +387,12 @@ def _judge_later_calls(
         ignored.append(looked.parts)
 
 
-def _open_more(workers: int) -> WorkerPool:
+def open_more(workers: int) -> WorkerPool:
+    """Start workers under this one's conditions, for a case that runs in several processes.
+
+    Raises:
+        EnvironmentUnfit: this process may start none.
+    """
     if not _opens_more:
         raise EnvironmentUnfit("This process may start no others: leave out --nproc.")
     return _opens_more[0](workers)

@@ -11,7 +11,6 @@ import click
 
 from fuzzcompile.front.cli import options
 from fuzzcompile.model.conditions import Conditions, Limits, choose_running_device, list_modes
-from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.hints import CommandSubject, format_command
 from fuzzcompile.model.settings import FiniteRange
 from fuzzcompile.model.tolerances import Tolerances
@@ -63,7 +62,7 @@ _SECONDS = 900.0
 @options.output_file("--html", "page", help="Also write a page with plots.")
 @options.call
 @options.module
-@click.option("--nproc", type=int, hidden=True)
+@options.nproc
 @options.device
 @options.veto
 @options.plant
@@ -99,15 +98,16 @@ def profile(
     from fuzzcompile.analyses.profile.side_names import spelled
     from fuzzcompile.diagnosis.worker.veto_check import check_vetoes
     from fuzzcompile.front.cli.wait_line import WaitLine
-    from fuzzcompile.programs.casefiles.case_file import read_case_file
+    from fuzzcompile.programs.casefiles.case_file import count_processes, read_case_file
 
-    _refuse_processes(nproc, case)
+    options.refuse_torchrun("run `fuzzcompile profile SCRIPT --nproc {size}` by itself")
     conditions = Conditions(choose_running_device(device, None), vetoes, plants, Limits(timeout, int(memory * 2**30)))
     measured = against or ("inductor" if record is None else "eager")
     for text in (measured, reference):  # before any work
         spelled(text, list_modes())
     Tolerances.load(tolerances)
-    check_vetoes(conditions, [read_case_file(case)])
+    file = read_case_file(case)
+    check_vetoes(conditions, [file])
 
     from fuzzcompile.analyses.profile.layer_profile import ProfileOptions
     from fuzzcompile.analyses.profile.profile_case import ProfileTask, profile_case, record_case
@@ -115,7 +115,8 @@ def profile(
 
     side = parse(measured)
     asked = ProfileOptions(side, parse(reference), Look(depth, int(keep * 2**30), operators=ops), tolerances, math_only)
-    task = ProfileTask(case, asked, call, module, record.resolve() if record is not None else None)
+    recording = record.resolve() if record is not None else None
+    task = ProfileTask(case, asked, call, module, nproc or count_processes(file.source), recording)
     with WaitLine(as_json=as_json) as waiting:
         if record is not None:
             waiting.say(f"recording {case.name} as {side}")
@@ -125,17 +126,9 @@ def profile(
     if record is not None:
         click.echo(json.dumps(asdict(written)) if as_json else _describe_recording(written, case))
         return 0
-    name = CommandSubject(str(case), {**conditions.options(), "timeout": None, "call": call, "module": module})
+    asked_of = {"call": call, "module": module, "nproc": nproc}
+    name = CommandSubject(str(case), {**conditions.options(), "timeout": None, **asked_of})
     return _show_profile(answer, name, page, as_json=as_json)
-
-
-def _refuse_processes(nproc: int | None, case: Path) -> None:
-    if nproc is not None:
-        raise UsageError(
-            "Layers are run again in one process, alone: leave out --nproc (a script then has a group of one), or "
-            f"judge what all processes see with `{format_command('triage', case, nproc=nproc)}`."
-        )
-    options.refuse_torchrun("run it once, by itself; the script then has a group of one")
 
 
 def _show_profile(answer: ProfileJson, name: CommandSubject, page: Path | None, *, as_json: bool) -> int:

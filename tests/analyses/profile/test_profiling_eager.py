@@ -209,7 +209,7 @@ def test_operators_of_a_compiled_run_are_refused(tmp_path):
 
 
 def test_a_case_that_raises_is_refused(tmp_path):
-    with pytest.raises(CannotRun, match="raises as sdpa:math"):
+    with pytest.raises(CannotRun, match="raises as eager: ValueError"):
         profiled(stack(tmp_path, "raise ValueError('no')"), "sdpa:math")
 
 
@@ -235,3 +235,10 @@ def test_pairs_are_told_apart():
 
 def test_sides_are_named_after_the_kernels_that_can_be_forced():
     assert set(side_names.KERNELS) == set(KERNELS)
+
+
+def test_a_layer_within_one_that_is_run_again_is_called_once(tmp_path):
+    answer = profiled(stack(tmp_path, layers=1), "sdpa:math", "sdpa:flash", Look(depth=2))
+    names = [layer["name"] for layer in answer["layers"]]
+    assert "layers.0.attention" in names and "layers.0" in names
+    assert not [name for name in names if "#" in name]

@@ -46,7 +46,6 @@ def test_a_run_is_recorded_and_compared_with_itself(write_case, tmp_path, capsys
         (["--against", "gone.safetensors"], "gone.safetensors"),
         (["--ops"], "fuses operators"),
         (["--record", "/nowhere/at/all.safetensors"], "Cannot write"),
-        (["--nproc", "2"], "in one process, alone: leave out --nproc"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(write_case, capsys, options, says):
@@ -63,3 +62,20 @@ def test_the_layer_of_a_jump_is_triaged_to_its_rewrite(capsys):
     # The plant counts the attentions of a graph: the layer alone has one.
     assert not answer["triage"]["is_bug"]
     assert answer["triage_whole"]["culprit"]["rewrite"] == "scale_by_too_much"
+
+
+SCRIPT = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
+torch.compile(model)(torch.ones(2, 4)).sum().backward()
+"""
+
+
+@pytest.mark.slow
+def test_the_layers_of_a_script_are_compared_in_float64_too(write_case, capsys):
+    assert call("profile", write_case(SCRIPT), "--device", "cpu", "--json") == 0
+    layers = [layer for layer in json.loads(capsys.readouterr().out)["layers"] if layer["kind"] in ("Linear", "GELU")]
+    assert len(layers) == 3
+    assert all(layer["made_in_float64"] is not None for layer in layers)
