@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 import torch
 
 from fuzzcompile.compiler.compile_changes import Veto
+from fuzzcompile.compiler.graph_breaks import find_captured_calls
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.watch.rule_labels import get_family
@@ -29,7 +30,7 @@ from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.diagnosis.wrong_side import find_wrong_side
 from fuzzcompile.model.contract import EAGER, ReportJson, find_broken_promise
 from fuzzcompile.model.severity import Severity, rate_severity
-from fuzzcompile.model.signatures import normalise_message, parse_fingerprint, renew
+from fuzzcompile.model.signatures import find_error, normalise_message, parse_fingerprint, renew
 from fuzzcompile.model.stages import AROUND_CAPTURE, ATEN, BEHIND_GRAPHS, DYNAMO, GRAPH_STAGES
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.run.case import Case
@@ -46,14 +47,27 @@ _RIGHT_VALUES = ("same", "close", "stride", "requires_grad", "alias")
 _SECONDS = 10.0
 
 
+def is_named_by_call(report: Mapping[str, Any]) -> bool:
+    """Return whether a culprit is named by the one call behind which all is right, as no suspect of a stage is."""
+    culprit = report.get("culprit") or {}
+    named = str(culprit.get("rewrite")).startswith(("torch.", "operator.", "numpy."))
+    tried = culprit.get("source") is None and report.get("confidence") == "low" and culprit.get("necessary") is True
+    return named and tried and culprit.get("stage") != DYNAMO
+
+
+def _shorten(error: str) -> str:
+    kind, _, message = error.partition(": ")
+    return f"{kind}: {normalise_message(message)}"[:_MESSAGE]
+
+
 @dataclass(frozen=True)
 class CaseProbe:
     """A quick look at a case: one compile, no proof.
 
     ``suspects`` are the suspects of the stages that were asked, most telling first. ``error`` is the type and message
     of what was raised, without what changes from case to case. ``outcomes`` are the stage and family of whatever
-    matched, each with what became of it, ``right_values`` whether no element can be wrong, and ``outputs`` what
-    the compiled program returned.
+    matched, each with what became of it, ``calls`` what dynamo captured, by the user's names, ``right_values`` whether
+    no element can be wrong, and ``outputs`` what the compiled program returned.
     """
 
     verdict: Verdict
@@ -62,6 +76,7 @@ class CaseProbe:
     compiles: int = 1
     screens: int = 0
     outcomes: frozenset[tuple[str, str, str]] = frozenset()
+    calls: frozenset[str] = frozenset()
     right_values: bool = False
     outputs: tuple[torch.Tensor, ...] = field(default=(), compare=False, repr=False)
 
@@ -79,6 +94,7 @@ class SignatureLock:
     held by stage. ``causes`` holds the fingerprint of the cause, if it is known: no probe looks for it, but a full
     judgement tries it first. ``promise`` is the promise of equal bits that is broken where no value is wrong: no probe
     shows that (`fuzzcompile.diagnosis.bitwise.promises.find_broken_bits`). What is ``silent`` may not come to raise.
+    ``call`` is the one call behind which all is right, where nothing but compiles around it named the culprit.
     """
 
     verdict: str
@@ -91,12 +107,15 @@ class SignatureLock:
     causes: tuple[str, ...] = ()
     promise: str | None = None
     silent: bool = False
+    call: str | None = None
 
     @classmethod
     def of(cls, report: Mapping[str, Any], keep: Keep = "culprit") -> SignatureLock:
         """The target that a report's culprit makes; ``keep`` the verdict only, if that is all that is asked for."""
         culprit, signature = report.get("culprit") or {}, str(report.get("signature") or "")
-        named = culprit.get("rewrite") is not None
+        rewrite, error = culprit.get("rewrite"), find_error(cast("ReportJson", report))
+        by_call = is_named_by_call(report)
+        named = rewrite is not None and not by_call
         # The signature of an error without a culprit: stage, type and message.
         parts = renew(signature).split(":", 2)
         plain = not named and Verdict(report["verdict"]).kind == "error" and len(parts) == 3 and parts[1] != "-"
@@ -108,10 +127,11 @@ class SignatureLock:
             tuple((culprit.get("family") or "").split("+")),
             keep,
             named,
-            error=f"{parts[1]}: {parts[2]}"[:_MESSAGE] if plain else None,
+            error=_shorten(error) if by_call and error else f"{parts[1]}: {parts[2]}"[:_MESSAGE] if plain else None,
             causes=() if cause is None or keep == "verdict" else (cause,),
             promise=find_broken_promise(report),
             silent=rate_severity(cast("ReportJson", report)) is Severity.SILENT,
+            call=str(rewrite) if by_call else None,
         )
 
     @property
@@ -138,6 +158,8 @@ class SignatureLock:
             return False
         if self.keep == "verdict":
             return True
+        if self.call is not None and self.call not in probe.calls:
+            return False
         first = probe.suspects[0] if probe.suspects else None
         if self.stage in GRAPH_STAGES:
             return first is not None and self.is_culprit(first)
@@ -205,6 +227,7 @@ def probe_case(
         experiments.counts.compiles,
         experiments.counts.screens,
         frozenset((rule.stage, get_family(rule.rewrite), outcome) for rule, outcome in trial.ledger.coverage),
+        frozenset(find_captured_calls(trial.ledger)),
         failure is None and all(c.finding in _RIGHT_VALUES for c in trial.judgement.comparisons),
         tuple(value.value for value in trial.observation.values if value.kind == "output" and value.is_tensor),
     )

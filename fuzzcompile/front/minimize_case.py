@@ -31,6 +31,7 @@ from fuzzcompile.programs.casefiles.case_file import count_processes, defines_ma
 from fuzzcompile.programs.ir.case_source import write_program
 from fuzzcompile.programs.ir.evaluation import guard_runs
 from fuzzcompile.programs.ir.program import Program
+from fuzzcompile.programs.scripts.issue_script import ReproducerResult, show, show_written
 from fuzzcompile.programs.shrink.minimize import minimize as reduce_case
 from fuzzcompile.programs.shrink.outcome import MinimizeResult, SearchTally
 from fuzzcompile.programs.shrink.search import SearchBudget, SearchProgress
@@ -108,15 +109,13 @@ def judge_case_file(path: Path, conditions: Conditions) -> ReportJson:
 def find_subject(name: str, store: Store | None, conditions: Conditions, state: Path | None) -> MinimizeSubject | None:
     """The case file of that name, judged now or by the search that ``state`` keeps, or else a finding of the store.
 
-    None for a case that shows no bug; CaseError for one that runs in several processes.
+    None for a case that shows no bug.
     """
     path = Path(name)
     if store is not None and not path.is_file():
         stored = store.finding(name)
-        _refuse_several_processes(name, stored.source)
         return MinimizeSubject(stored.source, stored.report, store.case(stored.source_sha256), stored.public_id)
     source = read_case_file(path).source
-    _refuse_several_processes(name, source)
     if state is not None:
         report = read_state(state, MinimizeSubject(source, {"torch": installed_torch()}))[1]
     else:
@@ -128,14 +127,6 @@ def find_subject(name: str, store: Store | None, conditions: Conditions, state: 
     signature = report.get("signature")
     finding = None if signature is None else store.finding_of(signature)
     return MinimizeSubject(source, report, store.case(hash_source(source)), finding)
-
-
-def _refuse_several_processes(name: str, source: str) -> None:
-    count = count_processes(source)
-    if count is not None:
-        raise CaseError(
-            f"{name} runs in {count} processes, as its NPROC says, and a program is minimized in one alone."
-        )
 
 
 def choose_conditions(subject: MinimizeSubject, conditions: Conditions) -> Conditions:
@@ -195,6 +186,22 @@ def minimize(
     if state is not None and outcome.finished:
         state.unlink(missing_ok=True)
     return outcome
+
+
+def show_again(source: str, report: ReportJson, neighbour: str | None, conditions: Conditions) -> ReproducerResult:
+    """Build the reproducer of a case for an issue and run it, in as many processes as the case asks for.
+
+    Raises:
+        CaseError, UsageError: none can be built.
+    """
+    if count_processes(source) is None:
+        return show(source, report, neighbour, for_issue=True, plants=conditions.plants)
+    with open_pool(conditions, 1, least_threads=LEAST_THREADS) as pool:
+        written = CandidateTools(PoolAsker(pool), SignatureLock.of(report), report).write(source, report)
+        pool.kill_workers()
+    if written is None:
+        raise CaseError("No script of its processes can be written.")
+    return show_written(written, report, for_issue=True, plants=conditions.plants)
 
 
 def read_state(state: Path, subject: MinimizeSubject) -> tuple[SearchTally, ReportJson]:

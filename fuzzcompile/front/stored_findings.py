@@ -14,6 +14,7 @@ from fuzzcompile.corpus.machines import find_place
 from fuzzcompile.corpus.records import CaseRecord, Finding, Reproducer, identify_compiler, public_id
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.diagnosis.worker.file_triage import FileAnswer, triage_sources
+from fuzzcompile.front.minimize_case import show_again
 from fuzzcompile.fuzz.campaign.campaign_outputs import write_draft
 from fuzzcompile.fuzz.campaign.leftovers import ORIGIN, PendingConfirmation, make_confirmation
 from fuzzcompile.model.conditions import Conditions
@@ -22,7 +23,6 @@ from fuzzcompile.model.errors import FuzzcompileError
 from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.ir.case_text import program_key
-from fuzzcompile.programs.scripts.issue_script import show
 from fuzzcompile.run.device import describe_environment, resolve_device
 
 OnStart = Callable[[str], object]
@@ -97,7 +97,7 @@ def _refresh_finding(
         return leave("differs", f"on torch {report['torch']} the verdict is {report['verdict']}")
     neighbour = None if best is None else best.neighbour
     try:
-        shown = show(source, report, neighbour, for_issue=True, plants=conditions.plants)
+        shown = show_again(source, report, neighbour, conditions)
     except FuzzcompileError as error:  # a script is no case: it has no reproducer to build
         return leave("not judged", str(error))
     if shown.interrupted:

@@ -98,9 +98,10 @@ def format_typed_line() -> str:
     return shlex.join(["fuzzcompile", *map(strip_password, sys.argv[1:])])
 
 
-def format_script(path: Path) -> str:
-    """The command line that runs a Python file with the interpreter of this process."""
-    return shlex.join([_find_python(), _format_argument(path)])
+def format_script(path: Path, nproc: int | None = None) -> str:
+    """The command line that runs a Python file with the interpreter of this process, or in several processes."""
+    words = [_find_python()] if nproc is None else ["torchrun", "--nproc-per-node", str(nproc)]
+    return shlex.join([*words, _format_argument(path)])
 
 
 def find_program() -> list[str]:

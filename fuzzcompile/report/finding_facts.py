@@ -146,6 +146,8 @@ class IssueFacts:
         self.culprit: CulpritJson | None = report.get("culprit") or None
         self.cause: CauseJson | None = report.get("cause") or None  # the change under which the case passes
         self.proved = bool(self.culprit and self.culprit.get("necessary"))  # switching it off alone removed the bug
+        asked = (read_constants(self.reproducer) or {}).get("NPROC")
+        self.nproc = asked if isinstance(asked, int) and asked > 1 else None  # processes that run it together
         self.plain = shown.get("plain") if shown.get("plain_shows", True) else None  # the script for an issue
         # What that script says under each backend: that of a target is run under none of them.
         told = shown.get("plain_shows", True) or self.target is not None

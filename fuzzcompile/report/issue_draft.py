@@ -12,7 +12,7 @@ from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.templates import get_environment
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.report import proof, wording
-from fuzzcompile.report.circumstances import seen_on, versions
+from fuzzcompile.report.circumstances import WORDS, seen_on, versions
 from fuzzcompile.report.filing import Refusal, rules
 from fuzzcompile.report.finding_facts import IssueFacts, case_part
 from fuzzcompile.report.proof import error_rows
@@ -84,6 +84,7 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
         contributors.append(f"`{needed.get('rewrite') or needed.get('family')}` ({needed.get('stage')}{place})")
     component = proof.name_component(facts)
     labels = [] if facts.without_compiler or facts.eager_is_wrong else ["oncall: pt2"]
+    labels += [WORDS["together"]["label"]] if facts.nproc is not None else []
     labels += ["module: correctness (silent)"] if facts.severity is Severity.SILENT else []
     labels += [component[1]] if component else proof.list_kernel_labels(facts)
     machines = [] if facts.machines is None else [("Machines", scrub(seen_on(facts.machines)))]
@@ -128,7 +129,7 @@ def _script(facts: IssueFacts) -> tuple[str, str]:
         return shown["eager_only"].strip(), shown.get("eager_only_output") or ""
     if facts.plain:
         return facts.plain.strip(), shown.get("plain_output") or ""
-    return (facts.reproducer or "").strip(), ""
+    return (facts.reproducer or "").strip(), (shown.get("plain_output") or "") if facts.nproc is not None else ""
 
 
 def _shorten(output: str, log: str, limit: int) -> list[str]:

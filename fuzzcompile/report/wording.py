@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from fuzzcompile.corpus.replay.replay_history import ReplayStatus, public
@@ -18,6 +19,7 @@ from fuzzcompile.model.evidence import (
     ObservableName,
     ValuePair,
 )
+from fuzzcompile.model.hints import format_script
 from fuzzcompile.model.privacy import fold_lines
 from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.verdicts import ERRORS, VALUES, Verdict
@@ -107,7 +109,8 @@ def _device(facts: IssueFacts) -> str:
     if facts.target is not None:
         return f"`{facts.target}` (told to the compiler)"
     kind = (facts.device or "").split(":")[0]
-    return {"cpu": "the CPU", "cuda": "a GPU"}.get(kind, kind or "a device not recorded")
+    together = "" if facts.nproc is None else f" in {facts.nproc} processes on gloo"
+    return {"cpu": "the CPU", "cuda": "a GPU"}.get(kind, kind or "a device not recorded") + together
 
 
 # What a bug does, in the words of a user who meets it.
@@ -356,6 +359,9 @@ def _sentences(facts: IssueFacts) -> Iterator[str]:
         yield from _tell_stale_graph(facts)
         yield _right_with(facts)
         yield reach(facts)
+    if facts.nproc is not None:
+        command = format_script(Path("repro.py"), facts.nproc)
+        yield WORDS["together"]["says"].format(count=facts.nproc, command=command)
     yield since(facts)
 
 

@@ -13,6 +13,7 @@ import io
 import os
 import pickle
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -54,6 +55,13 @@ TIMEOUT = ReplacedAttribute(
     "torch.distributed.distributed_c10d",
     "default_pg_timeout",
     unprobed="A torch that reads its default elsewhere waits longer, and the limit of the case ends it.",
+)
+# Processes meet by how many groups each has formed: a group that only some come to form would keep them apart for good.
+GROUP_COUNT = ReplacedAttribute(
+    "torch.distributed.distributed_c10d",
+    "_group_count",
+    optional=True,
+    unprobed="Where a torch counts otherwise, processes that failed to meet once wait in vain, and are replaced.",
 )
 
 # What looks up the group of a functional collective, those of DTensors among them.
@@ -114,6 +122,8 @@ def leave_group() -> None:
         with contextlib.suppress(RuntimeError):  # another process is gone
             torch.distributed.destroy_process_group()
         forget_layouts()
+    if "torch.distributed.distributed_c10d" in sys.modules:
+        GROUP_COUNT.put(0)
 
 
 # Calls that all ranks make.

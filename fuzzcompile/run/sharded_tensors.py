@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
@@ -23,6 +24,7 @@ T = TypeVar("T")
 _MODULE = "torch.distributed.tensor"
 _MESH = "torch.distributed.device_mesh"
 _PENDING = "torch.distributed._functional_collectives"
+_ADDRESS = re.compile(r" object at 0x[0-9a-f]+")
 
 
 def find_sharded_class() -> type[Any] | tuple[()]:
@@ -146,4 +148,7 @@ def adopt_dtype(tensor: torch.Tensor) -> None:
 
 def describe_placements(tensor: torch.Tensor) -> str:
     """The placements of a ``DTensor`` on its mesh, as in ``DTensor Shard(dim=0), Replicate()``; empty for others."""
-    return f"DTensor {', '.join(map(repr, tensor.placements))}" if is_sharded(tensor) else ""
+    if not is_sharded(tensor):
+        return ""
+    # Tracing may leave stand-ins for placements, whose addresses change from run to run.
+    return f"DTensor {_ADDRESS.sub('', ', '.join(map(repr, tensor.placements)))}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +11,7 @@ import torch
 
 from fuzzcompile.diagnosis.worker import rank_processes
 from fuzzcompile.diagnosis.worker.file_triage import FileAnswer, triage_sources
-from fuzzcompile.front.minimize_case import find_subject
 from fuzzcompile.model.conditions import Conditions, Limits
-from fuzzcompile.model.errors import CaseError
 from fuzzcompile.model.verdicts import AGREEING
 from fuzzcompile.programs.casefiles.case_file import count_processes
 from fuzzcompile.run.pool.worker_pool import WorkerPool
@@ -188,13 +185,6 @@ def test_parts_of_tensors_are_judged_with_their_gradients_case_after_case(answer
 )
 def test_the_number_of_processes_stands_at_the_top_of_a_case_file(source: str, count: int | None):
     assert count_processes(source) == count
-
-
-def test_a_program_of_several_processes_is_not_minimized(tmp_path: Path):
-    path = tmp_path / "case.py"
-    path.write_text(CASE, encoding="utf-8")
-    with pytest.raises(CaseError, match="runs in 2 processes"):
-        find_subject(str(path), None, Conditions("cpu"), None)
 
 
 class FakePool:

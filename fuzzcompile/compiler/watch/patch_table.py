@@ -438,6 +438,7 @@ REPLACED: tuple[ReplacedAttribute, ...] = (
     attention_backends.FLEX,
     attention_backends.FLEX_OPERATOR,
     ranks.TIMEOUT,
+    ranks.GROUP_COUNT,
     *ranks.GROUP_LOOKUPS,
     runs.CONDITION,
     sharded_check.REDISTRIBUTION,

@@ -236,7 +236,7 @@ def judge_file(task: JudgeTask) -> JudgeResult:
 
 
 def _judge_task(progress: CaseProgress, device: torch.device) -> JudgeResult:
-    task = progress.task = _ask_for_processes(progress.task)
+    task = progress.task = ask_for_processes(progress.task)
     deadline = None if task.seconds is None else time.monotonic() + task.seconds
     report, parting = _judge_together(progress, device, deadline)
     if task.nproc is not None and tells_of_waiting(str(report.failure)):  # a slow machine does it once
@@ -275,8 +275,12 @@ def _judge_together(
             return _look_together(report, file, case, device, deadline)
 
 
-def _ask_for_processes(task: JudgeTask) -> JudgeTask:
-    """The task, with as many processes as its case file asks for where the task does not say."""
+def ask_for_processes(task: JudgeTask) -> JudgeTask:
+    """The task, with as many processes as its case file asks for where the task does not say.
+
+    Raises:
+        CaseError: it asks for several, and they cannot be had for this target or contract.
+    """
     if task.nproc is not None:
         return task
     path = Path(task.path)

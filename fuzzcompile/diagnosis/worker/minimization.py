@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,8 +18,10 @@ from fuzzcompile.diagnosis.bitwise.promises import find_broken_bits, judge_own_p
 from fuzzcompile.diagnosis.causes.search import add_cause
 from fuzzcompile.diagnosis.engine import TriageProgress, triage
 from fuzzcompile.diagnosis.probe import Keep, SignatureLock, probe_case
-from fuzzcompile.diagnosis.worker.judge import isolate_process
+from fuzzcompile.diagnosis.triage_report import TriageReport
+from fuzzcompile.diagnosis.worker.judge import ask_for_processes, isolate_process, open_more
 from fuzzcompile.diagnosis.worker.minimize_task import Answer, CandidateLost, LocalAsker, MinimizeTask
+from fuzzcompile.diagnosis.worker.rank_processes import seat_ranks
 from fuzzcompile.diagnosis.worker.worker_loss import leave_eager, leave_report
 from fuzzcompile.model.contract import LaterCallJson, ReportJson
 from fuzzcompile.model.errors import FuzzcompileError
@@ -26,20 +29,24 @@ from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.capture.case_loader import load, load_later_call
-from fuzzcompile.programs.casefiles.case_file import defines_make, read_case_file
+from fuzzcompile.programs.casefiles.case_file import count_processes, defines_make, read_case_file
 from fuzzcompile.programs.ir.case_source import CaseText
 from fuzzcompile.programs.ir.evaluation import evaluate, guard_runs
 from fuzzcompile.programs.ir.program import Program
+from fuzzcompile.programs.scripts.reproducer import build_reproducer
 from fuzzcompile.programs.shrink.minimize import minimize as reduce_case
 from fuzzcompile.programs.shrink.outcome import MinimizeResult, ProbeResult, Recipe
 from fuzzcompile.programs.shrink.search import Capture, MinimizeJob, SearchBudget, capture_graph_programs, write_out
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.pool.worker import get_current_device
+from fuzzcompile.run.ranks import NotOnAllRanks, RankLost, RankRefused, leave_group
 
 # Compiling a candidate of one of these would take this worker down too.
 _LOST = (Verdict.CRASH, Verdict.TIMEOUT)
 # Words in sources whose graphs may be compiled with dynamic shapes.
 _RESIZED = re.compile(r"\b(DYNAMIC|CALLS|dynamic|mark_dynamic)\b")
+# Seconds for the processes of one candidate, of which a collective waits for half, and after which one is ended.
+_RANK_SECONDS, _MOST_RANK_SECONDS = 40.0, 60.0
 
 
 def minimize(task: MinimizeTask) -> MinimizeResult:
@@ -71,6 +78,7 @@ def make_job(
         screens=SignatureLock.of(report).screens,
         resizes=_RESIZED.search(source) is not None or bool(call and call["dynamic"]),
         keeps=keeps,
+        nproc=count_processes(source),
         for_issue=for_issue,
     )
 
@@ -147,9 +155,22 @@ class CandidateTools:
                 return {**self.report, "verdict": lost.verdict, "cost": {"compiles": 1}}
             return {**self.report, "verdict": "invalid", "is_bug": False, "signature": None, "detail": lost.detail}
 
+    def write(self, source: str, report: ReportJson) -> str | None:
+        """Write the reproducer of a case that several processes run; None if none can be written."""
+        try:
+            return self.asker.ask(
+                partial(write_together, source, report), name=f"write {hash_source(source)}", source=source
+            )
+        except CandidateLost:
+            return None
+
     def become_thorough(self) -> None:
         """Refine the verdicts of all further probes as triage does."""
         self.thorough = True
+
+    def loosen(self) -> None:
+        """Let further probes hold a candidate by the kind of its verdict, whatever they suspect."""
+        self.target = replace(self.target, keep="verdict")
 
 
 def probe_candidate(
@@ -165,10 +186,8 @@ def probe_candidate(
 
     Of a script, ``call`` is compiled, by default its first.
     """
-    device = torch.device(get_current_device())
-    with write_out(candidate) as path, isolate_process():
-        try:
-            case = _load(path, device, call)
+    try:
+        with _open_candidate(candidate, call, hurried=True) as (case, device):
             if target.promise is not None:
                 promise, compiles = find_broken_bits(case, device, target.promise, vetoes=vetoes)
                 if promise is None:
@@ -180,10 +199,10 @@ def probe_candidate(
             result = probe_case(
                 case, device, vetoes=vetoes, screen=screen, thorough=thorough, target=target, on_eager=leave_eager
             )
-        except MemoryError:
-            raise
-        except Exception as error:  # statements were removed from the source: it may fail anywhere, in any way
-            return ProbeResult(False, False, type(error).__name__, 0, 0)
+    except MemoryError:
+        raise
+    except Exception as error:  # statements were removed from the source: it may fail anywhere, in any way
+        return ProbeResult(False, False, type(error).__name__, 0, 0)
     return ProbeResult(target.matches(result), result.is_bug, str(result.verdict), result.compiles, result.screens)
 
 
@@ -192,10 +211,34 @@ def run_eagerly(program: Program) -> None:
     evaluate(program)
 
 
-class _EagerProgress(TriageProgress):
+@dataclass
+class _JudgeProgress(TriageProgress):
+    report: TriageReport | None = None
+
     def note_eager(self) -> None:
         """Note that eager mode has finished; a verdict without a culprit would stand for a case that has another."""
         leave_eager()
+
+    def note_verdict(self, report: TriageReport) -> None:
+        """Keep the verdict, should other processes of the case be lost."""
+        self.report = report
+
+
+@contextlib.contextmanager
+def _open_candidate(
+    candidate: CaseText, call: LaterCallJson | None, *, hurried: bool = False
+) -> Iterator[tuple[Case, torch.device]]:
+    """A candidate loaded, led by this process where several run it; ``hurried``: they wait for each other less long."""
+    device = torch.device(get_current_device())
+    with contextlib.ExitStack() as stack:
+        path = stack.enter_context(write_out(candidate))
+        task = ask_for_processes(JudgeTask(path=str(path), seconds=_RANK_SECONDS if hurried else None))
+        lead = stack.enter_context(seat_ranks(task, open_more, most=_MOST_RANK_SECONDS if hurried else None))
+        stack.enter_context(isolate_process())
+        stack.callback(leave_group)
+        case = _load(path, device, call)
+        stack.enter_context(lead())
+        yield case, device
 
 
 def _load(path: Path, device: torch.device, call: LaterCallJson | None) -> Case:
@@ -207,22 +250,39 @@ def judge_source(
     source: str, vetoes: tuple[str, ...] = (), causes: tuple[str, ...] = (), call: LaterCallJson | None = None
 ) -> ReportJson:
     """The full report on a source, ``causes`` (fingerprints) tried first; that without a cause is left for a loss."""
-    device = torch.device(get_current_device())
-    with write_out(CaseText(source, {})) as path, isolate_process():
-        case = _load(path, device, call)
-        task = JudgeTask(vetoes=vetoes, error_maps=True)
-        triaged = triage(case, device, task, progress=_EagerProgress())
-        leave_report(triaged.to_json())  # the programs that are tried next may end this process
-        report = add_cause(triaged, case, device, vetoes=vetoes, known=causes)
-        report = judge_own_promises(case, device, report, vetoes=vetoes, deadline=None)
-        return replace(report, call=None if defines_make(source) else call).to_json()
+    progress = _JudgeProgress()
+    try:
+        with _open_candidate(CaseText(source, {}), call) as (case, device):
+            task = JudgeTask(vetoes=vetoes, error_maps=True)
+            triaged = triage(case, device, task, progress=progress)
+            leave_report(triaged.to_json())  # the programs that are tried next may end this process
+            report = add_cause(triaged, case, device, vetoes=vetoes, known=causes)
+            report = judge_own_promises(case, device, report, vetoes=vetoes, deadline=None)
+    except (RankLost, RankRefused, NotOnAllRanks) as error:
+        if progress.report is None:
+            raise CandidateLost(str(Verdict.INVALID), str(error)) from error
+        report = replace(progress.report, confidence="low")
+    return replace(report, call=None if defines_make(source) else call).to_json()
+
+
+def write_together(source: str, report: ReportJson) -> str | None:
+    """The reproducer of a case, chosen by eager runs of all processes that run it; None if they cannot make them."""
+    try:
+        with _open_candidate(CaseText(source, {}), None) as (case, _):
+            return build_reproducer(source, report, led=case)
+    except Exception:  # of eager mode, which may raise anything once statements are gone, or of a lost process
+        return None
 
 
 def capture_programs(source: str, capture: Capture = "static", call: LaterCallJson | None = None) -> list[Program]:
-    """The graphs of a source as programs (:func:`~fuzzcompile.programs.shrink.search.capture_graph_programs`)."""
-    device = torch.device(get_current_device())
-    with write_out(CaseText(source, {})) as path, isolate_process():
-        try:
-            return capture_graph_programs(_load(path, device, call), device, capture)
-        except FuzzcompileError:
-            return []
+    """The graphs of a source as programs (:func:`~fuzzcompile.programs.shrink.search.capture_graph_programs`).
+
+    None of a case that several processes run: a program has no group.
+    """
+    if count_processes(source) is not None:
+        return []
+    try:
+        with _open_candidate(CaseText(source, {}), call) as (case, device):
+            return capture_graph_programs(case, device, capture)
+    except FuzzcompileError:
+        return []

@@ -24,21 +24,23 @@ _JOIN = NamedFunction("fuzzcompile.diagnosis.worker.judge:join_ranks")
 # collective waits for them; less where the limit of the case is short, so that it is said what was waited for.
 _LOADING_SECONDS, _COLLECTIVE_SECONDS = 90.0, 60.0
 _LONGEST_PLACE = 60  # characters of a folder's name: that of a line within it may have about a hundred
-# Seconds in which the others have left a case that the first has left.
-_LEAVING_SECONDS = 10.0
-_POLL_SECONDS = 0.2  # between two looks at the others while the first waits for them
+# Seconds in which the others have left a case that the first has left; less where the case itself failed: they are
+# where the first was, or wait for it.
+_LEAVING_SECONDS, _FAILING_SECONDS = 10.0, 2.0
+_POLL_SECONDS, _STARTING_POLL_SECONDS = 0.2, 0.02  # between two looks at the others while the first waits for them
 # The other processes of the last case, which the next one takes over: starting them takes 5 s.
 _kept: list[WorkerPool] = []
 
 
 @contextlib.contextmanager
 def seat_ranks(
-    task: JudgeTask, open_pool: Callable[[int], WorkerPool]
+    task: JudgeTask, open_pool: Callable[[int], WorkerPool], *, most: float | None = None
 ) -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
     """Have the other processes of a task load the case; this one is the first of them in the block.
 
-    ``open_pool`` starts so many workers, which stay for the next task where nothing went wrong in this one. What is
-    yielded is entered once the case is loaded here too: from then on all run what this process runs.
+    ``open_pool`` starts so many workers, which stay for the next task where all have left this one; one that takes
+    ``most`` seconds is ended. What is yielded is entered once the case is loaded here too: from then on all run what
+    this process runs.
 
     Raises:
         RankLost: one of them ended, or did not come as far.
@@ -59,14 +61,18 @@ def seat_ranks(
         ends_well = stack.enter_context(_keep_or_kill(pool))
         patience = min(_COLLECTIVE_SECONDS, math.inf if task.seconds is None else task.seconds / 2)
         seats = [Seat(rank, task.nproc, port, patience) for rank in range(1, task.nproc)]
-        joining = [pool.schedule(_JOIN, (task, seat, address), label=f"rank {seat.rank}") for seat in seats]
+        joining = [
+            pool.schedule(_JOIN, (task, seat, address), label=f"rank {seat.rank}", time_limit=most) for seat in seats
+        ]
+        _await_start(pool, joining)
         stack.enter_context(take_seat(Seat(0, task.nproc, port, patience)))
         try:
             yield lambda: _lead(listener, joining, ends, ends_well)
-        except (RankLost, RankRefused):
-            raise
         except Exception as error:
-            _blame_ended(joining, error)
+            if isinstance(error, CaseError) and not wait(joining, timeout=_FAILING_SECONDS).not_done:
+                ends_well += joining
+            if not isinstance(error, RankLost | RankRefused):
+                _blame_ended(joining, error)
             raise
 
 
@@ -80,15 +86,24 @@ def _take_pool(workers: int, open_pool: Callable[[int], WorkerPool]) -> WorkerPo
     return open_pool(workers)
 
 
+def _await_start(pool: WorkerPool, joining: Sequence[Future[None]]) -> None:
+    """Wait until the processes run, or cannot be started: the patience of collectives is not for that."""
+    ends = time.monotonic() + _LOADING_SECONDS
+    while time.monotonic() < ends and not (
+        all(worker.ready for worker in pool.workers()) or any(future.done() for future in joining)
+    ):
+        time.sleep(_STARTING_POLL_SECONDS)
+
+
 @contextlib.contextmanager
 def _keep_or_kill(pool: WorkerPool) -> Iterator[list[Future[None]]]:
-    """Keep the processes of a pool behind the block if all of the tasks that the block appends have ended well."""
+    """Keep the processes of a pool behind the block if all tasks that it appends end, by the case's fault at most."""
     ended: list[Future[None]] = []
     try:
         yield ended
     finally:
         done, waiting = wait(ended, timeout=_LEAVING_SECONDS)
-        if done and not waiting and all(future.exception() is None for future in done):
+        if done and not waiting and all(isinstance(future.exception(), CaseError | None) for future in done):
             _kept.append(pool)
         else:
             pool.kill_workers()  # whatever they wait for
@@ -103,10 +118,12 @@ def _lead(
         return _describe_end(ended) if ended.done() else None
 
     leader = Leader(_accept(listener, joining, ends), explain)
-    with lead_ranks(leader):
-        yield
-    if leader.lost is None:
-        ends_well += joining
+    try:
+        with lead_ranks(leader):
+            yield
+    finally:
+        if leader.lost is None or not wait(joining, timeout=_FAILING_SECONDS).not_done:
+            ends_well += joining
 
 
 def _accept(listener: socket.socket, joining: Sequence[Future[None]], ends: float) -> list[Connection]:

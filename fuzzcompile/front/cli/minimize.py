@@ -18,6 +18,7 @@ from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.contract import read_target
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.model.hints import CommandSubject
+from fuzzcompile.programs.casefiles.case_file import count_processes
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.store import Store
@@ -73,8 +74,9 @@ def minimize(**given: Any) -> int:
     """Minimize a case or a finding, and write a reproducer that needs only torch.
 
     A generated case from the corpus is first reduced through its recipe. Then, as for any other case or script, the
-    graphs that dynamo captures are reduced. The reproducer exits with 1 on the bug and with 0 once it is fixed. Ctrl-C
-    keeps the best case so far; OUT.state keeps what was learned until a search is finished, for --resume.
+    graphs that dynamo captures are reduced, or the text of a case that several processes run (NPROC). The reproducer
+    exits with 1 on the bug and with 0 once it is fixed. Ctrl-C keeps the best case so far; OUT.state keeps what was
+    learned until a search is finished, for --resume.
 
     With --pending, every finding that a campaign had no time to minimize gets its reproducer in the corpus, and its
     issue draft in reports/drafts.
@@ -295,7 +297,9 @@ def _describe_conclusion(small: MinimizeResult, out: Path, named: CommandSubject
 def _describe_confirmation(small: MinimizeResult, out: Path, named: CommandSubject) -> str:
     target = read_target(small.report)
     if target is None:
-        return f"Confirmed in a clean process. Next: {hints.format_script(out)}; {named.format_command('issue')}"
+        nproc = count_processes(small.reproducer)
+        where = "a clean process" if nproc is None else f"{nproc} clean processes"
+        return f"Confirmed in {where}. Next: {hints.format_script(out, nproc)}; {named.format_command('issue')}"
     draft = named.with_options(target=target).format_command("issue")
     return f"Confirmed in a clean process for {target}, on no GPU. Next: python {out} on a machine with one; {draft}"
 

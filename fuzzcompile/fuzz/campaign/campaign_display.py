@@ -188,9 +188,7 @@ def _describe_proof(line: FindingLine) -> str:
         None: "not tried without it",
     }
     parts = [without[line.necessary], f"{line.hits} hit{'s' if line.hits != 1 else ''}"]
-    if line.nproc is not None:
-        parts.append(f"{line.nproc} processes run it, so that it is not minimized")
-    elif line.reproducer_lines is None:
+    if line.reproducer_lines is None:
         parts.append("not minimized yet")
     else:
         state = "confirmed in a clean process" if line.confirmed else "not confirmed"
@@ -202,8 +200,6 @@ def _describe_proof(line: FindingLine) -> str:
 
 def _format_next(line: FindingLine, asked: Mapping[str, object]) -> str:
     named = CommandSubject(line.finding, asked)
-    if line.nproc is not None:
-        return named.format_command("corpus", "show")
     if line.reproducer_lines is None:
         return named.format_command("minimize")
     return named.format_command("issue") if line.confirmed else named.format_command("corpus", "show")

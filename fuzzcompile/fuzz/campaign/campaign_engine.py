@@ -83,7 +83,6 @@ from fuzzcompile.model.lost_worker import make_unjudged_record
 from fuzzcompile.model.severity import rank
 from fuzzcompile.model.stages import REWRITING_STAGES
 from fuzzcompile.model.verdicts import CoverageCount, Verdict
-from fuzzcompile.programs.casefiles.case_file import count_processes
 from fuzzcompile.programs.shrink.outcome import MinimizeResult
 from fuzzcompile.report.verdict_text import name_culprit
 from fuzzcompile.run.pool.worker import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
@@ -263,7 +262,6 @@ class CampaignEngine:
             status=finding.status,
             issue=finding.issue,
             umbrella=finding.umbrella,
-            nproc=count_processes(self.store.finding(finding.id).source),
         )
 
     def _collect_leftovers(self) -> Leftovers:

@@ -107,10 +107,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class FindingLine:
-    """A line of the summary; ``severity`` is a word of `fuzzcompile.model.severity.Severity`.
-
-    A finding of several processes says how many (``nproc``): it is not minimized.
-    """
+    """A line of the summary; ``severity`` is a word of `fuzzcompile.model.severity.Severity`."""
 
     finding: str
     verdict: str
@@ -126,7 +123,6 @@ class FindingLine:
     status: str
     issue: str | None
     umbrella: str | None
-    nproc: int | None = None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from fuzzcompile.corpus.records import Finding, FindingSummary
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase
 from fuzzcompile.model.verdicts import Verdict
-from fuzzcompile.programs.casefiles.case_file import count_processes, defines_make
+from fuzzcompile.programs.casefiles.case_file import defines_make
 
 
 @dataclass(frozen=True)
@@ -116,17 +116,13 @@ def list_pending(store: Store, environment: Mapping[str, object]) -> list[Findin
 
 
 def list_unreduced(store: Store, environment: Mapping[str, object]) -> list[FindingSummary]:
-    """Return open findings without a reproducer that this torch showed on this device or target, worst first.
-
-    Those of several processes are left out: their programs are not minimized.
-    """
+    """Return open findings without a reproducer that this torch showed on this device or target, worst first."""
     torch = environment["torch"]
     device = environment.get("target") or str(environment.get("device")).partition(":")[0]
     return [
         finding
         for finding in store.summaries("open")
         if finding.reproducer_lines is None and torch in finding.torch_versions and device in finding.devices
-        if count_processes(store.finding(finding.id).source) is None
     ]
 
 

@@ -31,7 +31,6 @@ from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.focus_plan import FocusWatch
 from fuzzcompile.model.judge_task import JUDGE, JudgeResult, JudgeTask
 from fuzzcompile.model.severity import rank
-from fuzzcompile.programs.casefiles.case_file import count_processes
 from fuzzcompile.programs.shrink.outcome import MinimizeResult
 from fuzzcompile.run.pool.worker_pool import TaskPool
 
@@ -319,12 +318,11 @@ class WorkQueue:
     def minimize_later(
         self, finding: str, case: DrawnCase, report: ReportJson, left: Mapping[str, str] | None = None
     ) -> None:
-        """Queue the minimization of a finding, unless several processes run it; the worst is minimized first.
+        """Queue the minimization of a finding; the worst is minimized first.
 
         ``left`` holds the intermediate results of a worker that was lost over it (`MinimizeTask.left`).
         """
-        if count_processes(case.source) is None:  # candidates would have to be the same in all of them
-            self._reductions[finding] = CampaignJob(case, None, minimizes=finding, report=report, left=dict(left or {}))
+        self._reductions[finding] = CampaignJob(case, None, minimizes=finding, report=report, left=dict(left or {}))
 
     def _begin_reduction(self, *, judging: bool) -> bool:
         seconds = min(_SEARCH_SECONDS, self.clock.remaining - CONCLUDING)

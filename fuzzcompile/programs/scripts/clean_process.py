@@ -9,14 +9,17 @@ import re
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from fuzzcompile.model.privacy import scrub
 from fuzzcompile.model.versions import PACKAGE
-from fuzzcompile.run.subprocesses import run_command
+from fuzzcompile.run.seats import Seat, find_free_port
+from fuzzcompile.run.subprocesses import CommandStopped, run_command
 
 SCRIPT = "repro.py"
 
@@ -47,26 +50,53 @@ def run_alone(
     environment: Mapping[str, str] | None = None,
     timeout: float = 180,
     wanted: Sequence[str] = (),
+    stop: threading.Event | None = None,
 ) -> FinishedProcess:
     """Run ``python COMMAND repro.py ARGUMENTS`` with ``source`` as repro.py, and end what it leaves behind.
 
     The ``environment`` is added to this process's own, of which the variables that steer Python are left out. After
-    ``timeout`` seconds it is ended. Files of its folder whose names are ``wanted`` come back as text.
+    ``timeout`` seconds it is ended, or once ``stop`` is set. Files of its folder that are ``wanted`` come back as text.
     """
     with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
         Path(folder, SCRIPT).write_text(source, encoding="utf-8")
         # A file, not a pipe: the compiler's own workers may outlive the script and hold a pipe open.
         with Path(folder, "output.txt").open("w+b") as out:
-            status = run_command(
-                [sys.executable, *command, SCRIPT, *arguments], folder, environment or {}, out, timeout
-            )
+            typed, status = [sys.executable, *command, SCRIPT, *arguments], None
+            with contextlib.suppress(CommandStopped):
+                status = run_command(typed, folder, environment or {}, out, timeout, stop=stop)
             out.seek(0)
             output = out.read().decode(errors="replace")
         written = {name: Path(folder, name) for name in wanted if Path(folder, name).is_file()}
         kept = {name: path.read_text(encoding="utf-8", errors="replace") for name, path in written.items()}
     if status is None:
-        return FinishedProcess(-1, f"{output}still running after {timeout:g} s\n", files=kept)
+        why = (
+            f"still running after {timeout:g} s" if stop is None or not stop.is_set() else "ended with another process"
+        )
+        return FinishedProcess(-1, f"{output}{why}\n", files=kept)
     return FinishedProcess(status, output, files=kept)
+
+
+# Seconds in which the other processes end by themselves once one has failed.
+_ENDING_SECONDS = 15.0
+
+
+def run_together(
+    source: str, count: int, *, command: Sequence[str] = (), environment: Mapping[str, str], timeout: float
+) -> list[FinishedProcess]:
+    """Run a script in so many processes, as ``torchrun`` does: one that fails ends the others."""
+    port, stop = find_free_port(), threading.Event()
+
+    def run(rank: int) -> FinishedProcess:
+        seated = {**environment, **Seat(rank, count, port).environment()}
+        ended = run_alone(source, command=command, environment=seated, timeout=timeout, stop=stop)
+        if ended.status:
+            timer = threading.Timer(_ENDING_SECONDS, stop.set)
+            timer.daemon = True
+            timer.start()
+        return ended
+
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(run, range(count)))
 
 
 @functools.cache

@@ -140,6 +140,22 @@ def _confirm(reproducer: str, report: ReportJson, plants: Sequence[Path]) -> Rep
     return ReproducerResult(reproducer, first.confirmed, first.output, note)
 
 
+_OF_A_RANK = ("rank ", "BUG: ", "OK: ")
+
+
+def show_written(
+    written: str, report: ReportJson, *, for_issue: bool, plants: Sequence[Path] | None = None
+) -> ReproducerResult:
+    """Run a reproducer that the processes of its case have written; an issue shows what it prints (:func:`show`)."""
+    plants = list_plants() if plants is None else plants
+    shown = _confirm(written, report, plants)
+    if not for_issue or plants or not shown.confirmed:
+        return shown
+    lines = [line for line in shown.said.splitlines() if line.startswith(_OF_A_RANK)]  # warnings are of every process
+    seen = ShownJson(plain_output=scrub(shorten_output("\n".join(lines))), collect_env=collect_environment())
+    return replace(shown, plain=seen)
+
+
 def try_reproducer(source: str, report: ReportJson) -> str | None:
     """The reproducer of a source that was not judged; None if none can be built."""
     try:

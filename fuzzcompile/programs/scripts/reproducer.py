@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -17,19 +18,25 @@ from fuzzcompile.model.custom import ObjectPath
 from fuzzcompile.model.errors import CaseError, UsageError
 from fuzzcompile.model.templates import get_environment
 from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.programs.casefiles.case_file import count_processes
 from fuzzcompile.programs.ir.case_text import extract_case, find_bound_names, makes_tensors, only_difference
-from fuzzcompile.programs.scripts.clean_process import OWN_PACKAGE, FinishedProcess, run_alone
+from fuzzcompile.programs.scripts.clean_process import OWN_PACKAGE, FinishedProcess, run_alone, run_together
 from fuzzcompile.programs.scripts.script_plan import (
+    EagerProbe,
     ScriptPlan,
     choose_comparison,
     find_alias_difference,
     is_flat,
     probe_case,
+    run_probe,
 )
 from fuzzcompile.programs.shrink.search import same_bug
+from fuzzcompile.run.case import Case
 from fuzzcompile.run.case_program import RUN_SEED
 from fuzzcompile.run.observation import COTANGENT_SEED
+from fuzzcompile.run.ranks import on_all_ranks
 from fuzzcompile.run.seats import Seat, forms_group
+from fuzzcompile.run.sharded_tensors import is_sharded
 from fuzzcompile.run.tensors import is_inexact
 
 # The user's own passes and backend that a reproducer needs to show its bug.
@@ -87,20 +94,28 @@ _PHRASES: dict[str, str] = {
 }
 
 
-def build_reproducer(source: str, report: ReportJson, *, neighbour: str | None = None) -> str:
+def build_reproducer(source: str, report: ReportJson, *, neighbour: str | None = None, led: Case | None = None) -> str:
     """The case as one script that needs torch only and exits with 1 on the bug, with 0 once it is fixed.
 
     It stays a valid case. Of the user's own passes and backend it imports those that this process compiles with.
     Its docstring and ``__main__`` part are replaced, so a reproducer of a reproducer is the same
     text. The case runs eagerly in this process, which decides how short the script can be. A script for a GPU, or for a
     target, which is a GPU too, exits with 3 where there is none. If the source of a program that passes, ``neighbour``,
-    differs in one line only, that line is quoted. CaseError if the source is no case, UsageError if the verdict is no
-    bug of the compiler.
+    differs in one line only, that line is quoted. Of a case that several processes run, ``led`` is the case as this
+    one, their first, has loaded it. CaseError if the source is no case, UsageError if the verdict is no bug of the
+    compiler.
     """
-    return write_reproducer(choose_script(source, report, neighbour=neighbour), report)
+    return write_reproducer(choose_script(source, report, neighbour=neighbour, led=led), report)
 
 
-def choose_script(source: str, report: ReportJson, *, neighbour: str | None = None, custom: bool = True) -> ScriptPlan:
+def choose_script(
+    source: str,
+    report: ReportJson,
+    *,
+    neighbour: str | None = None,
+    custom: bool = True,
+    led: Case | None = None,
+) -> ScriptPlan:
     """Choose the runs and comparisons that show the bug of ``report``, by eager runs in this process.
 
     With ``custom`` the user's own passes and backend are imported, if this process compiles with any. For the rest see
@@ -109,7 +124,8 @@ def choose_script(source: str, report: ReportJson, *, neighbour: str | None = No
     if report.get("verdict") in _NOTHING_TO_SHOW:
         raise UsageError(f"There is no bug to reproduce: the verdict is {report['verdict']}.")
     try:
-        kept = with_custom(extract_case(source)) if custom else extract_case(source)
+        kept = form_group_once(extract_case(source))
+        kept = with_custom(kept) if custom else kept
     except SyntaxError as error:
         raise CaseError(f"The source is no case: it is not valid Python ({error}).") from error
     told = read_target(report) is not None
@@ -118,8 +134,36 @@ def choose_script(source: str, report: ReportJson, *, neighbour: str | None = No
     difference = only_difference(kept, neighbour) if neighbour else None
     remark = f"Right with `{difference[1]}` instead of `{difference[0]}`." if difference else ""
     remark = remark if len(remark) <= _SUMMARY_WIDTH else ""
-    plan = ScriptPlan(probe_case(kept, torch.device(here)), kept, device, told, remark=remark)
+    probe = probe_case(kept, torch.device(here)) if led is None else probe_on_ranks(led, torch.device(here))
+    plan = ScriptPlan(probe, kept, device, told, nproc=count_processes(kept) or 1, remark=remark)
     return choose_comparison(plan, report)
+
+
+def probe_on_ranks(case: Case, device: torch.device) -> EagerProbe:
+    """Run a case that several processes have loaded in all of them."""
+    with torch.random.fork_rng(), on_all_ranks(f"{__name__}:{probe_on_rank.__name__}", case):
+        return run_probe(case, device, together=True)
+
+
+def probe_on_rank(case: Case, device: torch.device) -> None:
+    """Make the runs of the first process in this one, another of them."""
+    with torch.random.fork_rng():
+        run_probe(case, device, together=True)
+
+
+_FORMED = re.compile(r"^( +)((?:[\w.]+\.)?)init_process_group\(.*\)$", re.MULTILINE)
+
+
+def form_group_once(source: str) -> str:
+    """The case with a condition before the call by which its ``make()`` forms a group: a script may call it twice."""
+
+    def guard(formed: re.Match[str]) -> str:
+        indent, owner = formed[1], formed[2]
+        condition = f"if not {owner or 'torch.distributed.'}is_initialized():"
+        guarded = source[: formed.start()].rstrip().endswith(condition)
+        return formed[0] if guarded else f"{indent}{condition}\n    {formed[0]}"
+
+    return _FORMED.sub(guard, source)
 
 
 # What is compiled with plants must neither be read from torch's caches nor be left in them.
@@ -130,15 +174,27 @@ def confirm_reproducer(source: str, *, plants: Sequence[Path] = (), timeout: flo
     """Run a reproducer in a clean process and folder, for at most ``timeout`` seconds.
 
     It must print its own verdict line, because a traceback ends Python with status 1 too. What is distributed runs as
-    under ``torchrun``, in a group of one. The process executes ``plants`` first. A process that the script starts by
-    itself, as for a crash, does not have them.
+    under ``torchrun``, in as many processes as it asks for, or a group of one. Each process executes ``plants`` first;
+    one that the script starts by itself, as for a crash, does not have them.
     """
     command = ("-m", "fuzzcompile.programs.scripts.planted_script", *map(str, plants)) if plants else ()
     planted = OWN_PACKAGE if _STORED[1] in source else _PLANTED  # it has a cache folder of its own
+    environment, count = planted if plants else {}, count_processes(source)
+    if count is not None:
+        return _join(run_together(source, count, command=command, environment=environment, timeout=timeout))
     seat = Seat().environment() if forms_group(source) else {}
-    ran = run_alone(source, command=command, environment={**seat, **(planted if plants else {})}, timeout=timeout)
-    said = any(line.startswith(_BUG) for line in ran.output.splitlines())
-    return replace(ran, confirmed=ran.status == 1 and said)
+    ran = run_alone(source, command=command, environment={**seat, **environment}, timeout=timeout)
+    return replace(ran, confirmed=_shows_bug(ran))
+
+
+def _shows_bug(ran: FinishedProcess) -> bool:
+    return ran.status == 1 and any(line.startswith(_BUG) for line in ran.output.splitlines())
+
+
+def _join(ran: Sequence[FinishedProcess]) -> FinishedProcess:
+    """Several processes as one: the status of the first that failed, what all have printed, confirmed by any."""
+    status = next((each.status for each in ran if each.status), 0)
+    return FinishedProcess(status, "".join(each.output for each in ran), any(map(_shows_bug, ran)))
 
 
 def confirm_for_target(source: str, report: ReportJson, *, plants: Sequence[Path] = ()) -> FinishedProcess:
@@ -165,6 +221,8 @@ def _summarize(report: ReportJson, plan: ScriptPlan) -> str:
         where += f" told of {target}, on no GPU"
     elif device != "cpu":
         where += f" on {device.split(':')[0]}"
+    if plan.nproc > 1:
+        where += f", {plan.nproc} processes on gloo"
     if plants := report.get("plants"):
         where += f" with {len(plants)} bug{'s'[: len(plants) - 1]} planted"
     phrase = _PHRASES.get(str(verdict))
@@ -314,13 +372,34 @@ class _Texts:
         where = ', device="cpu"' if self.placed else ""
         cotangent = f"torch.randn({{0}}.shape, generator={{1}}{where}).bfloat16().half().to({{0}})"
         output = self.probe.outputs[0] if self.probe.outputs else None
+        generator = _GENERATOR.replace(")", " + dist.get_rank())") if self.plan.nproc > 1 else _GENERATOR
         if isinstance(output, torch.Tensor):
-            return f"out.backward({cotangent.format('out', _GENERATOR)})"
+            whole = "out = whole(out)\n" if self.divided else ""
+            return f"{whole}out.backward({cotangent.format('out', generator)})"
         leaves = "out" if is_flat(output) and not isinstance(output, dict) else "tree_leaves(out)"
+        leaves = f"map(whole, {leaves})" if self.divided else leaves
         if not all(isinstance(x, torch.Tensor) and is_inexact(x) for x in tree_leaves(output)):
             leaves = f"[x for x in {leaves} if torch.is_tensor(x) and x.is_floating_point()]"
         products = f"sum((x * {cotangent.format('x', 'random')}).sum() for x in {leaves})"
-        return f"random = {_GENERATOR}\n{products}.backward()"
+        return f"random = {generator}\n{products}.backward()"
+
+    @cached_property
+    def distributes(self) -> bool:
+        """There are tensors of which each process has a part."""
+        model, leaves = self.probe.model, (*tree_leaves(list(self.probe.outputs)), *self.probe.tensor_inputs)
+        return any(map(is_sharded, (*leaves, *(model.parameters() if isinstance(model, torch.nn.Module) else ()))))
+
+    @property
+    def divided(self) -> bool:
+        """Such tensors are compared whole."""
+        return self.distributes and self.plan.form not in ("metadata", "memory")
+
+    @property
+    def gathers(self) -> bool:
+        return self.divided and bool(self.plan.targets or self.backward)
+
+    def whole(self, tensor: str) -> str:
+        return f"whole({tensor})" if self.divided else tensor
 
     @property
     def shown(self) -> str:
@@ -328,10 +407,11 @@ class _Texts:
             f"memory({target.expression}) == memory({target.partner})" if target.partner else target.expression
             for target in self.plan.targets
         ]
+        expressions = [self.whole(expression) for expression in expressions]
         return f"[{', '.join(expressions)}]" if self.plan.several else expressions[0]
 
     def show(self, call: str) -> str:
-        return self.shown.replace("(out)", f"({call})") if "(out)" in self.shown else call + self.shown[3:]
+        return call + self.shown[3:] if self.shown.startswith("out") else self.shown.replace("(out", f"({call}", 1)
 
     @property
     def names(self) -> str:
@@ -351,6 +431,10 @@ class _Texts:
             lines.append("import torch")
         if "Dim.AUTO" in text:
             lines.append("from torch.export import Dim")
+        if "dist." in text and "dist" not in find_bound_names(self.plan.source):
+            lines.append("import torch.distributed as dist")
+        if "DTensor)" in text and "DTensor" not in find_bound_names(self.plan.source):
+            lines.append("from torch.distributed.tensor import DTensor")
         if trees := [name for name in ("tree_leaves", "tree_map", "tree_structure") if f"{name}(" in text]:
             lines.append(f"from torch.utils._pytree import {', '.join(trees)}")
         lines += ["torch._inductor.config.fallback_random = True"] * self.probe.random

@@ -23,9 +23,9 @@ from fuzzcompile.model.verdicts import AGREEING, FORMS, Verdict
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run import metrics, runs
 from fuzzcompile.run.case import Case
-from fuzzcompile.run.case_program import RUN_SEED, build
-from fuzzcompile.run.device import seed_everything
+from fuzzcompile.run.case_program import build
 from fuzzcompile.run.observation import Observation, Value
+from fuzzcompile.run.ranks import leave_group
 from fuzzcompile.run.tensors import find_aliases, is_inexact, is_wrapped, list_tensors
 
 # Eager runs of a case, which decide how short its script can be.
@@ -95,10 +95,14 @@ def probe_case(source: str, device: torch.device) -> EagerProbe:
     with torch.random.fork_rng(), tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
         path = Path(folder, "case.py")
         path.write_text(source, encoding="utf-8")
-        return _probe(load_case(path), device)
+        try:
+            return run_probe(load_case(path), device)
+        finally:
+            leave_group()
 
 
-def _probe(case: Case, device: torch.device) -> EagerProbe:
+def run_probe(case: Case, device: torch.device, *, together: bool = False) -> EagerProbe:
+    """Make the runs of :func:`probe_case`; ``together``: as one of several processes that all make them."""
     outputs: list[object] = []
 
     def run(model: Callable[..., object], arguments: object) -> object:
@@ -109,13 +113,14 @@ def _probe(case: Case, device: torch.device) -> EagerProbe:
     program = build(recorded, device)
     first = runs.observe(recorded, program, program.model)
     seen, states = tuple(outputs), _read_generators()
-    seed_everything(RUN_SEED)
+    runs.seed_run(case)
     moved = any(not torch.equal(*pair) for pair in zip(states, _read_generators(), strict=True))
     random = moved and first.failure is None
     repeatable = first.failure is None and not random and not any(value.kind == "mutation" for value in first.values)
     if repeatable:
         repeatable = _has_repeated(first, runs.observe(replace(recorded, backward=False), program, program.model))
-    exact = None if first.failure else _in_float64(case, device)
+    # Modules that several processes run are not made for parameters that are converted.
+    exact = None if first.failure or together else _in_float64(case, device)
     wide = exact.index_by_name() if exact is not None else {}
     compared = [value for value in first.values if value.kind != "gradient"]
     held = pytree.tree_leaves([value.value for value in (*first.values, *(exact.values if exact is not None else ()))])
@@ -343,6 +348,7 @@ class ScriptPlan:
     source: str
     device: str = "cpu"
     told: bool = False
+    nproc: int = 1  # processes that run it together
     form: Form = "values"
     targets: tuple[ComparedValue, ...] = ()
     property_name: str = ""
@@ -475,12 +481,14 @@ def choose_comparison(plan: ScriptPlan, report: ReportJson) -> ScriptPlan:
     about, up to the length of a readable list.
     """
     probe, verdict = plan.probe, str(report.get("verdict") or "")
-    compared: Sequence[OutputJson] = (report.get("evidence") or {}).get("outputs") or ()
+    compared = [_of_any_rank(entry) for entry in (report.get("evidence") or {}).get("outputs") or ()]
     form = "raises" if read_details(report.get("culprit")).get("raises") else _FORMS.get(verdict)
     plan = replace(plan, eager_is_wrong=verdict == Verdict.EAGER_WRONG, is_stale=verdict == Verdict.STALE)
     if form in ("raises", "accepts", "process"):
         return replace(plan, form=form, with_backward=probe.case.backward)
-    wrong = sorted(_targets_from_evidence(probe, compared), key=_badness, reverse=True)
+    found = sorted(_targets_from_evidence(probe, compared), key=_badness, reverse=True)
+    # The same of several processes is one expression.
+    wrong = [target for n, target in enumerate(found) if target.expression not in {t.expression for t in found[:n]}]
     if verdict == Verdict.METADATA:
         plan = replace(plan, with_backward=probe.case.backward)
         return _compare_metadata(plan, wrong, str(report.get("detail") or ""))
@@ -498,6 +506,11 @@ def choose_comparison(plan: ScriptPlan, report: ReportJson) -> ScriptPlan:
     # Backward alone may make a gradient wrong, or move the random state.
     after = any(t.observable.kind == "gradient" or t.observable.name == RANDOM_STATE for t in targets)
     return replace(plan, form=form, targets=targets, with_backward=probe.case.backward and after)
+
+
+def _of_any_rank(entry: OutputJson) -> OutputJson:
+    """The evidence on a value of a process, by the name that the value has in all of them."""
+    return {**entry, "name": str(replace(ObservableName.parse(str(entry.get("name"))), rank=None))}
 
 
 def _targets_from_evidence(probe: EagerProbe, evidence: Sequence[OutputJson]) -> list[ComparedValue]:

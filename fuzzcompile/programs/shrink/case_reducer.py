@@ -7,7 +7,9 @@ transforms. Every candidate is a whole file; one that raises in eager costs no c
 from __future__ import annotations
 
 import ast
+import builtins
 import itertools
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeGuard
@@ -15,6 +17,7 @@ from typing import TypeGuard
 # Functions that a case file cannot do without.
 _ENTRY = ("make", "run")
 _BODIES = ("body", "orelse", "finalbody")
+_FORMS_GROUP = re.compile(r"[\w.]*\binit_process_group\(")
 Test = Callable[[str], bool]
 
 
@@ -24,10 +27,11 @@ def reduce_text(source: str, holds: Test) -> str:
     Each text is asked about once; an exception from ``holds`` ends the search and propagates.
     """
     asked: dict[str, bool] = {source: True}
+    known = _find_unbound_names(source)
 
     def test(text: str) -> bool:
         if text not in asked:
-            asked[text] = _parses(text) and holds(text)
+            asked[text] = _parses(text) and _find_unbound_names(text) <= known and holds(text)
         return asked[text]
 
     before = None
@@ -56,6 +60,24 @@ def _parses(text: str) -> bool:
     except (SyntaxError, ValueError):
         return False
     return True
+
+
+def _find_unbound_names(text: str) -> set[str]:
+    """Names that a text reads and binds nowhere: it would raise where it does."""
+    read, bound = set[str](), {"__file__", *dir(builtins)}
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                read.add(name)
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                bound.add(name)
+            case ast.alias(name=module, asname=name):
+                bound.add(name or module.partition(".")[0])
+            case ast.ClassDef(name=str(name)) | ast.ExceptHandler(name=str(name)):
+                bound.add(name)
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)) | ast.MatchMapping(rest=str(name)):
+                bound.add(name)
+    return set() if "*" in bound else read - bound
 
 
 def _while_any_holds(source: str, test: Test, candidates: Callable[[str], Iterator[str]]) -> str:
@@ -176,7 +198,15 @@ def _list_removable(source: str, depth: int) -> list[ast.stmt]:
         # A module without it runs in some ways and fails in others.
         and ast.unparse(statement) != "super().__init__()"
         and not (isinstance(statement, ast.FunctionDef) and statement.name in _ENTRY and depth == 0)
+        and not _is_of_group(statement)
     ]
+
+
+def _is_of_group(statement: ast.stmt) -> bool:
+    """Return whether a statement says how many processes run the case, or forms their group."""
+    if isinstance(statement, ast.Assign):
+        return ast.unparse(statement.targets[0]) == "NPROC"
+    return isinstance(statement, ast.Expr) and _FORMS_GROUP.match(ast.unparse(statement)) is not None
 
 
 def _list_blocks(statement: ast.stmt) -> list[list[ast.stmt]]:
@@ -272,6 +302,22 @@ def _leave_out_targets(source: str) -> Iterator[str]:
             target = node.targets[0]
             if isinstance(target, ast.Name) and target.id not in loaded and node.lineno == node.end_lineno:
                 yield _replace_lines(source, node, [lines[node.lineno - 1].replace(f"{target.id} = ", "", 1)])
+
+
+_NPROC = re.compile(r"^NPROC *= *(\d+)", re.MULTILINE)
+_MESH_SHAPE = re.compile(r"(?<=init_device_mesh\()([^()]*)\(([\d, ]+)\)")
+
+
+def in_two_processes(source: str) -> Iterator[str]:
+    """A case of more processes with two of them, and its meshes with two places along one of their dimensions."""
+    asked = _NPROC.search(source)
+    if asked is None or int(asked[1]) <= 2:
+        return
+    fewer = _NPROC.sub("NPROC = 2", source)
+    dimensions = max((len(ast.literal_eval(f"({shape[2]})")) for shape in _MESH_SHAPE.finditer(source)), default=0)
+    for long in range(max(1, dimensions)):
+        sizes = tuple(2 if at == long else 1 for at in range(dimensions))
+        yield _MESH_SHAPE.sub(rf"\1{sizes}", fewer)
 
 
 def without_setting(source: str, name: str) -> str | None:

@@ -9,13 +9,14 @@ from itertools import islice
 
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.programs.casefiles.case_file import count_processes
 from fuzzcompile.programs.edits.changes import generate_changes, generate_substitutes
 from fuzzcompile.programs.ir.case_source import CaseText, count_model_lines, write_program, write_source
 from fuzzcompile.programs.ir.case_text import extract_case, program_key
 from fuzzcompile.programs.ir.program import Program
-from fuzzcompile.programs.scripts.issue_script import ReproducerResult, show, try_reproducer
+from fuzzcompile.programs.scripts.issue_script import ReproducerResult, show, show_written, try_reproducer
 from fuzzcompile.programs.shrink import reducers as reduce
-from fuzzcompile.programs.shrink.case_reducer import reduce_text, without_setting
+from fuzzcompile.programs.shrink.case_reducer import in_two_processes, reduce_text, without_setting
 from fuzzcompile.programs.shrink.outcome import DrawnSource, MinimizeResult, SearchTally
 from fuzzcompile.programs.shrink.search import (
     CandidateTests,
@@ -240,8 +241,13 @@ class _Minimiser:
         start = time.monotonic()
         if self.questions.tally.thorough:
             self.tools.become_thorough()
+        if self.questions.tally.loose:
+            self._loosen()
         try:
-            if not self._leave_path():
+            if self.job.nproc is not None:
+                self.questions.reducer = "case"
+                self._is_shown_by_probes(self.found.source)
+            if not (self._leave_path() or self._lower_processes()):
                 self._reduce_recipe()
             if not self._reduce_graph():
                 self._reduce_text()
@@ -263,6 +269,14 @@ class _Minimiser:
         self.questions.reducer = "path"
         return self.questions.ask(CaseText(plain, {}), screen=False) and self._take(plain, "text")
 
+    def _lower_processes(self) -> bool:
+        """Run the case in two processes if that shows the bug too. Its recipe, which draws them all, is left."""
+        if self.job.nproc is None or not self.job.is_case:
+            return False
+        self.questions.reducer = "processes"
+        fewer = in_two_processes(self.found.source)
+        return any(self.questions.ask(CaseText(text, {}), screen=False) and self._take(text, "text") for text in fewer)
+
     def _reduce_recipe(self) -> None:
         recipe, questions, best = self.job.recipe, self.questions, list[DrawnSource]()
         if recipe is None:
@@ -278,6 +292,8 @@ class _Minimiser:
 
             try:
                 ends = questions.budget.deadline
+                if ends is not None and self.job.nproc is not None:  # the text comes next, statement by statement
+                    ends = time.monotonic() + _RECIPE_SHARE * (ends - time.monotonic())
                 smallest = recipe.shrink(ask, max_tests=most, deadline=ends, on_test=best.append)
             except (OutOfBudget, KeyboardInterrupt) as ending:
                 self.found.interrupted = isinstance(ending, KeyboardInterrupt)
@@ -354,16 +370,18 @@ class _Minimiser:
 
     def _reduce_text(self) -> None:
         self.questions.reducer = "text"
-        kept = text = extract_case(self.found.source) if self.job.is_case else self.found.source
+        text = extract_case(self.found.source) if self.job.is_case else self.found.source
+        path = [text]
 
         def holds(candidate: str) -> bool:
-            nonlocal kept
+            if self.job.nproc is not None and self.job.is_case and count_processes(candidate) is None:
+                return False
             answer = self.questions.ask(CaseText(candidate, {}), screen=False)
-            kept = candidate if answer else kept
+            path.extend([candidate] * answer)
             return answer
 
         try:
-            if not holds(text):
+            if not self._is_shown_by_probes(text):
                 self.found.note = "a probe of the case does not show the bug again: it is kept as it is"
                 return
             reduce_text(text, holds)
@@ -371,8 +389,41 @@ class _Minimiser:
             self.found.interrupted = True
             raise
         finally:
-            if (count_model_lines(kept), len(kept)) < (count_model_lines(text), len(text)):
-                self._take(kept, "text")
+            smaller = [
+                step for step in path if (count_model_lines(step), len(step)) < (count_model_lines(text), len(text))
+            ]
+            if smaller and not self._take(smaller[-1], "text"):
+                bisect_last(-1, len(smaller) - 1, lambda step: self._take(smaller[step], "text"))
+
+    def _is_shown_by_probes(self, text: str) -> bool:
+        """Ask of a text itself, and where it is not shown by the kind of verdict alone, then with refined verdicts."""
+        questions, tally = self.questions, self.questions.tally
+        if questions.ask(CaseText(text, {}), screen=False):
+            return True
+        if not tally.loose:
+            tally.loose = True
+            self._loosen()
+            tally.answers.clear()
+            if questions.ask(CaseText(text, {}), screen=False):
+                return True
+        if tally.thorough:
+            return False
+        tally.thorough = True
+        self.tools.become_thorough()
+        tally.answers.clear()
+        return questions.ask(CaseText(text, {}), screen=False)
+
+    def _loosen(self) -> None:
+        """Hold candidates by their verdict, and by naming what is at fault; the judge has the last word."""
+        self.tools.loosen()
+        named = str((self.job.report.get("culprit") or {}).get("family") or "").split("+")
+        self.questions.words = tuple(word for word in named if word in self.job.source)
+
+    def _write(self) -> str | None:
+        """The reproducer of the best source; None if none can be written."""
+        if self.job.nproc is None:
+            return try_reproducer(self.found.source, self.found.report)
+        return self.tools.write(self.found.source, self.found.report)
 
     def _take(self, source: str, how: str, *, program: Program | None = None) -> bool:
         """Make a smaller source the best one if triage confirms the bug in it; whether it did.
@@ -425,23 +476,32 @@ class _Minimiser:
         same_work = len(captured) == 1 and program.size >= captured[0].size
         return not (same_work and count_model_lines(source) >= count_model_lines(before))
 
+    def _confirm(self, written: str | None) -> ReproducerResult:
+        """Run the reproducer of several processes, if there is one."""
+        if written is None:
+            return ReproducerResult(self.found.source, False, "no script of its processes can be written")
+        return show_written(written, self.found.report, for_issue=self.job.for_issue, plants=self.job.plants)
+
     def _conclude(self) -> None:
         found, job = self.found, self.job
         graphs = (self.captured.get(capture, []) for capture in ("static", "aten"))
         found.operators_before = next((n for programs in graphs if (n := sum(p.size[0] for p in programs))), None)
-        if found.how == "text" and job.is_case and try_reproducer(found.source, found.report) is None:
+        written = self._write() if job.is_case and (job.nproc is not None or found.how == "text") else None
+        if found.how == "text" and job.is_case and written is None:
             found.source, found.report, found.how = job.source, job.report, "as found"
             found.note = "the reduced text cannot be run as a script"
-        written = self.program if found.how == "graph" else None
-        found.operators = found.operators_before if written is None else written.size[0]
-        if written is not None and found.finished:
+        program = self.program if found.how == "graph" else None
+        found.operators = found.operators_before if program is None else program.size[0]
+        if program is not None and found.finished:
             self.questions.reducer = "neighbour"
-            found.neighbour = find_neighbour(written, self.questions, screen=self.screened)
+            found.neighbour = find_neighbour(program, self.questions, screen=self.screened)
         if found.how in ("as found", "text") and not job.is_case:
             shown = ReproducerResult(found.source, False, "a script is kept as a script")
         elif found.interrupted:
-            reproducer = try_reproducer(found.source, found.report) or found.source
+            reproducer = written or self._write() or found.source
             shown = ReproducerResult(reproducer, False, "the search was interrupted")
+        elif job.nproc is not None:
+            shown = self._confirm(written or self._write())
         else:
             shown = show(
                 found.source, found.report, found.neighbour, for_issue=job.for_issue, ends=job.ends, plants=job.plants

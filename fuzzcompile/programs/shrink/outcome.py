@@ -58,12 +58,14 @@ class ProbeResult:
 class SearchTally:
     """The cost of a search, its answers by digest, and the sources that show other bugs, by digest.
 
-    ``thorough``: the answers come from probes that refine verdicts as triage does.
+    ``thorough``: the answers come from probes that refine verdicts as triage does; ``loose``: from those that hold a
+    candidate by the kind of its verdict.
     """
 
     compiles: int = 0
     screens: int = 0
     thorough: bool = False
+    loose: bool = False
     answers: dict[str, bool] = field(default_factory=dict)
     others: dict[str, str] = field(default_factory=dict)
 

@@ -67,13 +67,15 @@ class SearchProgress:
 class CandidateTests:
     """Probes candidates, each once, within the budget.
 
-    For a bug that comes and goes, ``repeats`` is how many compiles may miss it before a candidate is given up.
+    For a bug that comes and goes, ``repeats`` is how many compiles may miss it before a candidate is given up. Texts
+    without one of ``words`` are not probed: they do not show it.
     """
 
     prober: Prober
     budget: SearchBudget
     tally: SearchTally = field(default_factory=SearchTally)
     repeats: int = 1
+    words: tuple[str, ...] = ()
     on_progress: Callable[[SearchProgress], None] | None = None
     reducer: str = ""
     _now: tuple[int | None, int] = (None, 0)
@@ -83,6 +85,8 @@ class CandidateTests:
         key = f"{text.digest}{' screened' if screen else ''}"
         if key in self.tally.answers:
             return self.tally.answers[key]
+        if not all(word in text.source for word in self.words):
+            return False
         answer, tally = self._shows(text, screen=screen), self.tally
         tally.answers[key] = answer
         if answer:
@@ -186,8 +190,14 @@ class MinimizerTools(Prober, Protocol):
     def judge(self, source: str) -> ReportJson:
         """The full report on a source, in its JSON form."""
 
+    def write(self, source: str, report: ReportJson) -> str | None:
+        """The reproducer of a case that several processes run, written where they are; None if none can be."""
+
     def become_thorough(self) -> None:
         """Refine the verdicts of all further probes as triage does."""
+
+    def loosen(self) -> None:
+        """Let further probes hold a candidate by the kind of its verdict, whatever they suspect."""
 
 
 @dataclass(frozen=True)
@@ -195,9 +205,9 @@ class MinimizeJob:
     """A source (a case file unless it is a script), its report, and the recipe of a generated case.
 
     ``screens``: the bug may show without code generation. ``resizes``: it may be compiled for dynamic sizes. ``keeps``:
-    what must stay the same, "culprit" or "verdict". ``for_issue``: what an issue shows is made too, which takes some
-    more processes, as long as there is time until ``ends``, a value of ``time.monotonic()``. The reproducer is run with
-    ``plants``, by default those of this process.
+    what must stay the same, "culprit" or "verdict". ``nproc``: the processes that run it together, None for one.
+    ``for_issue``: what an issue shows is made too, which takes some more processes, as long as there is time until
+    ``ends``, a value of ``time.monotonic()``. The reproducer is run with ``plants``, by default those of this process.
     """
 
     source: str
@@ -207,6 +217,7 @@ class MinimizeJob:
     screens: bool = False
     resizes: bool = False
     keeps: str = "culprit"
+    nproc: int | None = None
     for_issue: bool = False
     ends: float = math.inf
     plants: tuple[Path, ...] | None = None
