@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from calling import call
+from calling import call, sentence
 
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.diagnosis.probe import SignatureLock
@@ -208,3 +208,10 @@ def test_a_draft_says_how_many_processes_it_takes_and_claims_no_more() -> None:
     assert "on the CPU in 2 processes on gloo" in draft and "`oncall: distributed`" in draft
     alone = draft_issue(IssueFacts(report, PADDED.replace("NPROC = 2\n", ""), {}))  # type: ignore[arg-type]
     assert "torchrun" not in alone and "oncall: distributed" not in alone
+
+
+def test_a_script_is_not_minimized_in_several_processes_and_is_told_what_to_do(tmp_path: Path, capsys) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch\ntorch.compile(torch.relu)(torch.ones(2))\n", encoding="utf-8")
+    assert call("minimize", script, "--nproc", "2") == 2
+    assert "a case file with `NPROC = 2`" in sentence(capsys)

@@ -66,11 +66,12 @@ _INTERRUPTED = 130
     "--others", type=options.FOLDER, help="Folder for candidates that fail in another way (secondary findings)."
 )
 @click.option("--resume", is_flag=True, help="Continue an earlier search for this case.")
+@click.option("--nproc", type=int, hidden=True)
 @options.trust
 @options.log
 @options.conditions
 @options.corpus
-def minimize(**given: Any) -> int:
+def minimize(nproc: int | None, **given: Any) -> int:
     """Minimize a case or a finding, and write a reproducer that needs only torch.
 
     A generated case from the corpus is first reduced through its recipe. Then, as for any other case or script, the
@@ -83,6 +84,11 @@ def minimize(**given: Any) -> int:
     """
     from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget, parse_seconds
 
+    if nproc is not None:
+        raise UsageError(
+            f"A script is minimized in one process: write its model and inputs into a case file with `NPROC = {nproc}` "
+            "(docs/cases.md), which is minimized in as many, and leave out --nproc."
+        )
     command = _MinimizeCommand(**given)
     if not command.pending:
         find_case(command.name)
