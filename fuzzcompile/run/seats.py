@@ -30,6 +30,15 @@ class Seat:
         return {**numbers, "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
+_NPROC = re.compile(r"^NPROC *= *(\d{1,2})\b", re.MULTILINE)
+
+
+def read_size(source: str) -> int | None:
+    """The number of processes that a text asks for as ``NPROC`` at module level; None for one."""
+    asked = _NPROC.search(source)
+    return int(asked[1]) if asked is not None and int(asked[1]) > 1 else None
+
+
 def find_free_port() -> int:
     """A port of this machine that nothing listens on now."""
     with socket.socket() as probe:

@@ -35,6 +35,7 @@ from fuzzcompile.model.evidence import EagerRefusal
 from fuzzcompile.model.privacy import scrub
 from fuzzcompile.model.severity import Severity, rate_severity
 from fuzzcompile.model.verdicts import ERRORS
+from fuzzcompile.run.seats import Seat, find_free_port, read_size
 from fuzzcompile.run.subprocesses import run_command
 
 # A script in a process and a folder of its own, run by whichever Python.
@@ -55,10 +56,24 @@ class Ended:
 def run_script(
     python: Path, source: str, environment: Mapping[str, str], *, timeout: float, stop: threading.Event
 ) -> Ended:
-    """Run a script alone, with what it prints on either stream.
+    """Run a script alone, in as many processes as it asks for, with what it prints on either stream.
 
     A script that crashes prints its Python stack, and so does one that is still running after ``timeout`` seconds.
     """
+    count = read_size(source)
+    if count is None:
+        return _run_process(python, source, environment, timeout, stop)
+    port = find_free_port()
+    seated = [{**environment, **Seat(rank, count, port).environment()} for rank in range(count)]
+    with ThreadPoolExecutor(count) as threads:
+        ran = list(threads.map(lambda own: _run_process(python, source, own, timeout, stop), seated))
+    status = next((each.status for each in ran if each.status), None if any(e.status is None for e in ran) else 0)
+    return Ended(status, "".join(each.output for each in ran), max(each.seconds for each in ran))
+
+
+def _run_process(
+    python: Path, source: str, environment: Mapping[str, str], timeout: float, stop: threading.Event
+) -> Ended:
     started = time.monotonic()
     command = [str(python), "-X", "faulthandler", _SCRIPT]
     # The compiler's own workers may write a last file after they were told to end.

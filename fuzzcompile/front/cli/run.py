@@ -145,8 +145,8 @@ def run(**options: Any) -> int:
 
     With --nproc every case is judged by N processes on gloo, as `fuzzcompile triage --nproc` judges a script; each
     worker keeps the other processes of its cases. A case file says how many it needs (NPROC), so that a finding is
-    judged and replayed with as many. Its findings are not minimized. Beyond 4, one process judges a case with torch's
-    fake group, as if all the others held what it holds.
+    judged, minimized and replayed with as many. Beyond 4, one process judges a case with torch's fake group, as if all
+    the others held what it holds.
     """
     return _CampaignCommand(**options).run()
 

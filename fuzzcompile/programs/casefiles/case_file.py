@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar, cast
 
 from fuzzcompile.model.errors import CaseError, format_message
+from fuzzcompile.run.seats import read_size
 
 Kind = Literal["case", "script", "notebook", "call"]
 SENT_SUFFIX = ".call"
@@ -70,13 +71,10 @@ def defines_make(source: str) -> bool:
     return isinstance(tree, ast.Module) and any(map(_binds_make, _at_module_level(tree.body)))
 
 
-_NPROC = re.compile(r"^NPROC *= *(\d{1,2})\b", re.MULTILINE)
-
-
 def count_processes(source: str) -> int | None:
     """The number of processes that a case file asks for as ``NPROC``; None for one, and for what is no case file."""
-    asked = _NPROC.search(source)
-    return int(asked[1]) if asked is not None and int(asked[1]) > 1 and defines_make(source) else None
+    asked = read_size(source)
+    return asked if asked is not None and defines_make(source) else None
 
 
 def read_case_file(path: Path) -> CaseFile:

@@ -14,6 +14,8 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeGuard
 
+from fuzzcompile.run.seats import read_size
+
 # Functions that a case file cannot do without.
 _ENTRY = ("make", "run")
 _BODIES = ("body", "orelse", "finalbody")
@@ -304,16 +306,14 @@ def _leave_out_targets(source: str) -> Iterator[str]:
                 yield _replace_lines(source, node, [lines[node.lineno - 1].replace(f"{target.id} = ", "", 1)])
 
 
-_NPROC = re.compile(r"^NPROC *= *(\d+)", re.MULTILINE)
 _MESH_SHAPE = re.compile(r"(?<=init_device_mesh\()([^()]*)\(([\d, ]+)\)")
 
 
 def in_two_processes(source: str) -> Iterator[str]:
     """A case of more processes with two of them, and its meshes with two places along one of their dimensions."""
-    asked = _NPROC.search(source)
-    if asked is None or int(asked[1]) <= 2:
+    if (read_size(source) or 0) <= 2:
         return
-    fewer = _NPROC.sub("NPROC = 2", source)
+    fewer = re.sub(r"^NPROC *= *\d+", "NPROC = 2", source, flags=re.MULTILINE)
     dimensions = max((len(ast.literal_eval(f"({shape[2]})")) for shape in _MESH_SHAPE.finditer(source)), default=0)
     for long in range(max(1, dimensions)):
         sizes = tuple(2 if at == long else 1 for at in range(dimensions))
