@@ -212,10 +212,13 @@ def test_the_group_is_formed_once_by_a_make_that_is_called_twice() -> None:
     assert form_group_once(once) == once
 
 
-def test_a_draft_says_how_many_processes_it_takes_and_claims_no_more() -> None:
+def test_a_draft_says_how_many_processes_run_it_and_claims_no_more() -> None:
     report = {"verdict": "miscompile", "is_bug": True, "device": "cpu", "torch": "2.13.0"}
     draft = draft_issue(IssueFacts(report, PADDED, {}, confirmed=True))  # type: ignore[arg-type]
-    assert "It takes 2 processes, `torchrun --nproc-per-node 2 repro.py`; NCCL was not run." in draft
+    assert (
+        "Run it in 2 processes: `torchrun --nproc-per-node 2 repro.py`. A group of one and NCCL were not tried."
+        in draft
+    )
     assert "on the CPU in 2 processes on gloo" in draft and "`oncall: distributed`" in draft
     alone = draft_issue(IssueFacts(report, PADDED.replace("NPROC = 2\n", ""), {}))  # type: ignore[arg-type]
     assert "torchrun" not in alone and "oncall: distributed" not in alone
