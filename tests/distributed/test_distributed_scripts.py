@@ -41,7 +41,7 @@ PLANTS = {
     "exchange_kept": Plant("exchange", "lowering", "all_to_all_single"),
     "maximum_in_rank_1": Plant("funcol", None),
     "gathered_reversed": Plant("sequence", "functionalization", "redistribute"),
-    "reduction_summed": Plant("in_place", "dynamo", "all_reduce"),
+    "reduction_summed": Plant("in_place", "dynamo"),
     "bucket_swap": Plant("buckets", "post_grad", "bucket_all_reduce"),
     "ddp_split": Plant("ddp_buckets", "dynamo", "split of a graph for DDP"),
     "from_local": Plant("tp_mlp", None),
