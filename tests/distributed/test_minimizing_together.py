@@ -93,6 +93,50 @@ def test_a_planted_bug_of_several_processes_is_made_small_and_its_script_shows_i
     assert right.status == 0 and not right.confirmed and right.output.count("OK: ") == 2  # torch itself is right
 
 
+# The lowering of erf is wrong, whatever the collectives beside it give.
+ALONE = """
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+
+NPROC = 2
+
+
+def make():
+    dist.init_process_group("gloo")
+    group = dist.group.WORLD
+    torch.manual_seed(31 + dist.get_rank())
+
+    def program(x, w):
+        y1 = torch.erf(x) * w
+        y2 = funcol.all_reduce(y1 + 1, "max", group)
+        return torch.sin(y2) - x, torch.erf(y1)
+
+    return program, (torch.randn(8, 6), torch.randn(6))
+"""
+ERF = """
+import torch
+from torch._inductor.lowering import lowerings
+
+right = lowerings[torch.ops.aten.erf.default]
+lowerings[torch.ops.aten.erf.default] = lambda x: lowerings[torch.ops.aten.mul.Tensor](right(x), 1.5)
+"""
+
+
+@pytest.mark.slow
+def test_what_shows_in_one_process_too_is_left_to_one(tmp_path: Path) -> None:
+    path, plant = tmp_path / "case.py", tmp_path / "plant.py"
+    path.write_text(ALONE, encoding="utf-8")
+    plant.write_text(ERF, encoding="utf-8")
+    conditions = Conditions("cpu", limits=Limits(seconds=300.0), plants=(plant,))
+    report = judge_case_file(path, conditions)
+    small = minimize(MinimizeSubject(ALONE, report), conditions, seconds=300.0)
+    assert small.confirmed, small.note
+    assert agree(report["signature"] or "", small.report["signature"] or "")
+    assert count_processes(small.source) is None and "distributed" not in small.reproducer
+    assert "erf" in small.reproducer
+
+
 @dataclass(frozen=True)
 class Candidate:
     """What a candidate does in ``make()`` or in its program, and whether anything of it can be compared."""

@@ -306,6 +306,14 @@ def _leave_out_targets(source: str) -> Iterator[str]:
                 yield _replace_lines(source, node, [lines[node.lineno - 1].replace(f"{target.id} = ", "", 1)])
 
 
+def in_one_process(source: str) -> str:
+    """A case without the processes that it asks for, and without the call that forms their group."""
+    of_group = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt) and _is_of_group(node)]
+    for node in sorted(of_group, key=lambda node: -node.lineno):
+        source = _replace_lines(source, node, [])
+    return source
+
+
 _MESH_SHAPE = re.compile(r"(?<=init_device_mesh\()([^()]*)\(([\d, ]+)\)")
 
 

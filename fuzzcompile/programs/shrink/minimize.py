@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from fuzzcompile.model.contract import ReportJson
@@ -16,7 +16,7 @@ from fuzzcompile.programs.ir.case_text import extract_case, program_key
 from fuzzcompile.programs.ir.program import Program
 from fuzzcompile.programs.scripts.issue_script import ReproducerResult, show, show_written, try_reproducer
 from fuzzcompile.programs.shrink import reducers as reduce
-from fuzzcompile.programs.shrink.case_reducer import in_two_processes, reduce_text, without_setting
+from fuzzcompile.programs.shrink.case_reducer import in_one_process, in_two_processes, reduce_text, without_setting
 from fuzzcompile.programs.shrink.outcome import DrawnSource, MinimizeResult, SearchTally
 from fuzzcompile.programs.shrink.search import (
     CandidateTests,
@@ -251,6 +251,8 @@ class _Minimiser:
                 self._reduce_recipe()
             if not self._reduce_graph():
                 self._reduce_text()
+            if self._leave_processes() and not self._reduce_graph():
+                self._reduce_text()
         except OutOfBudget:
             self.found.finished = False
         except KeyboardInterrupt:
@@ -276,6 +278,18 @@ class _Minimiser:
         self.questions.reducer = "processes"
         fewer = in_two_processes(self.found.source)
         return any(self.questions.ask(CaseText(text, {}), screen=False) and self._take(text, "text") for text in fewer)
+
+    def _leave_processes(self) -> bool:
+        """Run the case in one process if that shows the bug too: what is left of it waits for no other."""
+        if self.job.nproc is None or not self.job.is_case:
+            return False
+        self.questions.reducer = "processes"
+        alone = in_one_process(extract_case(self.found.source))
+        if not (self.questions.ask(CaseText(alone, {}), screen=False) and self._take(alone, "text")):
+            return False
+        self.job = replace(self.job, nproc=None)
+        self.captured.clear()  # graphs of several processes are no programs
+        return True
 
     def _reduce_recipe(self) -> None:
         recipe, questions, best = self.job.recipe, self.questions, list[DrawnSource]()
