@@ -32,7 +32,7 @@ from fuzzcompile.run.case_program import build
 from fuzzcompile.run.metrics import have_same_values
 from fuzzcompile.run.observation import Observation
 from fuzzcompile.run.ranks import merge_ranks, on_all_ranks
-from fuzzcompile.run.sharded_tensors import is_in_group, is_pending, is_sharded
+from fuzzcompile.run.sharded_tensors import is_in_group, is_sharded, read_own
 from fuzzcompile.run.tensors import Operator, is_higher_order
 from fuzzcompile.run.torch_attributes import ReplacedAttribute
 
@@ -145,7 +145,7 @@ class _WholeTensors(Float64Mode):  # type: ignore[no-untyped-call]
         pairs: list[tuple[Any, torch.Tensor]] = [
             (mine, right) for mine, right in zip(own, expected, strict=False) if is_sharded(mine) and right is not None
         ]
-        if not pairs or pairs[0][0].device_mesh.get_coordinate() is None:
+        if not pairs:
             return
         parts = _gather([mine._local_tensor for mine, _ in pairs], pairs[0][0].device_mesh)
         for index, (mine, right) in enumerate(pairs):
@@ -231,7 +231,7 @@ def _is_readable(spec: Any) -> bool:
 def _gather(own: Sequence[torch.Tensor], mesh: Any) -> Any:
     """These tensors of all processes of a mesh, in lists that are nested as deep as it has dimensions."""
     with _disable_current_modes(), torch.no_grad():
-        held: Any = [part.clone() if is_pending(part) else part.detach() for part in own]
+        held: Any = [read_own(part) for part in own]
         for dimension in reversed(range(mesh.ndim)):
             gathered: list[Any] = [None] * mesh.size(dimension)
             torch.distributed.all_gather_object(gathered, held, group=mesh.get_group(dimension))
