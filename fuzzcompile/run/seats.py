@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,13 @@ def find_free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+def run_in_seats(count: int, run: Callable[[Mapping[str, str]], T]) -> list[T]:
+    """Call ``run`` with the variables of each of so many processes, side by side; what it gives, by rank."""
+    port = find_free_port()
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(lambda rank: run(Seat(rank, count, port).environment()), range(count)))
 
 
 def forms_group(source: str) -> bool:

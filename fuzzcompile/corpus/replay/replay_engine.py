@@ -35,7 +35,7 @@ from fuzzcompile.model.evidence import EagerRefusal
 from fuzzcompile.model.privacy import scrub
 from fuzzcompile.model.severity import Severity, rate_severity
 from fuzzcompile.model.verdicts import ERRORS
-from fuzzcompile.run.seats import Seat, find_free_port, read_size
+from fuzzcompile.run.seats import read_size, run_in_seats
 from fuzzcompile.run.subprocesses import run_command
 
 # A script in a process and a folder of its own, run by whichever Python.
@@ -63,10 +63,7 @@ def run_script(
     count = read_size(source)
     if count is None:
         return _run_process(python, source, environment, timeout, stop)
-    port = find_free_port()
-    seated = [{**environment, **Seat(rank, count, port).environment()} for rank in range(count)]
-    with ThreadPoolExecutor(count) as threads:
-        ran = list(threads.map(lambda own: _run_process(python, source, own, timeout, stop), seated))
+    ran = run_in_seats(count, lambda seat: _run_process(python, source, {**environment, **seat}, timeout, stop))
     status = next((each.status for each in ran if each.status), None if any(e.status is None for e in ran) else 0)
     return Ended(status, "".join(each.output for each in ran), max(each.seconds for each in ran))
 

@@ -11,14 +11,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from fuzzcompile.model.privacy import scrub
 from fuzzcompile.model.versions import PACKAGE
-from fuzzcompile.run.seats import Seat, find_free_port
+from fuzzcompile.run.seats import run_in_seats
 from fuzzcompile.run.subprocesses import CommandStopped, run_command
 
 SCRIPT = "repro.py"
@@ -84,19 +83,17 @@ def run_together(
     source: str, count: int, *, command: Sequence[str] = (), environment: Mapping[str, str], timeout: float
 ) -> list[FinishedProcess]:
     """Run a script in so many processes, as ``torchrun`` does: one that fails ends the others."""
-    port, stop = find_free_port(), threading.Event()
+    stop = threading.Event()
 
-    def run(rank: int) -> FinishedProcess:
-        seated = {**environment, **Seat(rank, count, port).environment()}
-        ended = run_alone(source, command=command, environment=seated, timeout=timeout, stop=stop)
+    def run(seat: Mapping[str, str]) -> FinishedProcess:
+        ended = run_alone(source, command=command, environment={**environment, **seat}, timeout=timeout, stop=stop)
         if ended.status:
             timer = threading.Timer(_ENDING_SECONDS, stop.set)
             timer.daemon = True
             timer.start()
         return ended
 
-    with ThreadPoolExecutor(count) as threads:
-        return list(threads.map(run, range(count)))
+    return run_in_seats(count, run)
 
 
 @functools.cache
