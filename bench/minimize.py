@@ -34,7 +34,7 @@ from fuzzcompile.diagnosis.worker.judge import prepare
 from fuzzcompile.diagnosis.worker.minimization import CandidateTools, judge_source, make_job
 from fuzzcompile.diagnosis.worker.minimize_task import LocalAsker
 from fuzzcompile.fuzz.campaign.leftovers import load_case
-from fuzzcompile.fuzz.generation.cases import GeneratedRecipe, read_recipe
+from fuzzcompile.fuzz.generation.recipes import GeneratedRecipe, read_recipe
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.casefiles.case_file import defines_make

@@ -31,10 +31,11 @@ from fuzzcompile.diagnosis.decision import decide
 from fuzzcompile.diagnosis.stages.graph_passes import find_failing_rewrite
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.diagnosis.worker.judge import isolate_process, prepare
-from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, GeneratorSource, fit_installed_torch
-from fuzzcompile.fuzz.campaign.steering import UNIFORM, Item, PlaceOutcome, Steering, Strategy, collect_items
+from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, GeneratorSource, Item, fit_installed_torch
+from fuzzcompile.fuzz.campaign.steering import UNIFORM, PlaceOutcome, Steering, Strategy, collect_items
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.severity import Severity
 from fuzzcompile.programs.casefiles.case_module import load_case
 
 STRATEGIES = {
@@ -176,7 +177,8 @@ def _run(generator: str, name: str, seed: int, seconds: float, folder: Path, kno
         reached |= found.items
         suspects |= {found.suspect} if found.suspect is not None else set()
         items = collect_items(found.items, found.suspect)
-        steering.learn(place, PlaceOutcome(drawn, items, True, found.step, found.suspect is not None))
+        severity = Severity.SILENT if found.suspect is not None else None  # a screen says no more
+        steering.learn(place, PlaceOutcome(drawn, items, True, found.step, severity, found.seconds))
         place += 1
     fired = sum(outcome == "fired" for _, _, outcome in reached)
     return Stream(generator, name, seed, seconds, place, len(reached), fired, len(suspects), sorted(suspects))

@@ -54,6 +54,7 @@ from fuzzcompile.corpus.records import (
     public_id,
 )
 from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.severity import Severity
 
 if TYPE_CHECKING:
     from fuzzcompile.model.contract import ReportJson
@@ -220,18 +221,28 @@ class Reader(Transacting):
         own = (RunRow.stream == stream, RunRow.stream_index.is_not(None))
         recent = select(RunRow.id).where(*own).order_by(RunRow.id.desc()).limit(latest)
         query = (
-            select(RunRow.stream_index, RunRow.id, RunRow.case_id, RunRow.screened, CaseRow.features)
+            select(
+                RunRow.stream_index,
+                RunRow.id,
+                RunRow.case_id,
+                RunRow.screened,
+                CaseRow.features,
+                RunRow.seconds,
+                FindingRow.severity,
+            )
             .join(CaseRow, RunRow.case_id == CaseRow.id)
+            .outerjoin(FindingRow, RunRow.finding_id == FindingRow.id)
             .where(*own if latest is None else (RunRow.id.in_(recent),))
             .order_by(RunRow.stream_index, RunRow.id)
         )
         opening = select(func.min(RunRow.id)).where(RunRow.is_bug).group_by(RunRow.finding_id)
         firsts, opened = _first_reached(session, compiler), set(session.scalars(opening))
         runs: dict[int, StreamRun] = {}
-        for index, run, case, screened, features in session.execute(query):
+        for index, run, case, screened, features, seconds, shown in session.execute(query):
             if index is None:  # for the type checker: the query leaves these out
                 continue
-            runs[index] = StreamRun(index, tuple(features), screened, firsts.get(case, 0), run in opened)
+            severity = Severity(shown) if shown is not None and run in opened else None
+            runs[index] = StreamRun(index, tuple(features), screened, firsts.get(case, 0), severity, seconds or 0.0)
         return list(runs.values())
 
     @reads

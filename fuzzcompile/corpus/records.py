@@ -85,13 +85,17 @@ class Coverage:
 
 @dataclass(frozen=True)
 class StreamRun:
-    """A case of a stream as it was judged: what it was made of, and how much it was the first to reach."""
+    """A case of a stream as it was judged: what it was made of, and how much it was the first to reach.
+
+    ``severity`` is that of the finding that it was the first to show, and ``seconds`` what judging it took.
+    """
 
     index: int
     features: tuple[str, ...]
     screened: bool
     firsts: int
-    finding: bool
+    severity: Severity | None = None
+    seconds: float = 1.0
 
 
 @dataclass(frozen=True)

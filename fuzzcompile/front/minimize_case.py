@@ -20,7 +20,7 @@ from fuzzcompile.diagnosis.worker.local_pool import LEAST_THREADS, open_pool
 from fuzzcompile.diagnosis.worker.minimization import CandidateTools, make_job, run_eagerly
 from fuzzcompile.diagnosis.worker.minimize_task import CONCLUDING, CONFIRMING, LEAST_SEARCH, Answer, CandidateLost
 from fuzzcompile.diagnosis.worker.worker_loss import choose_loss_verdict, make_start_error, read_left
-from fuzzcompile.fuzz.generation.cases import read_recipe
+from fuzzcompile.fuzz.generation.recipes import read_recipe
 from fuzzcompile.model import hints
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.contract import ReportJson, read_target

@@ -49,12 +49,13 @@ _FULL_BEHIND, _FULL_LATE, _FULL_EARLY = 0.9, 0.4, 0.2
 class FocusQuestion:
     """The focus that a user gives: names of rules, passes and operators, and lines of the installed compiler.
 
-    ``target`` is the device that the compiler is told, if it is not the one that runs; ``notes`` are sentences on names
-    that could not be resolved.
+    With ``every``, all rules of the graph passes are aimed at, each by itself. ``target`` is the device that the
+    compiler is told, if it is not the one that runs; ``notes`` are sentences on names that could not be resolved.
     """
 
     names: tuple[str, ...] = ()
     spans: tuple[Span, ...] = ()
+    every: bool = False
     target: str | None = None
     notes: tuple[str, ...] = ()
 

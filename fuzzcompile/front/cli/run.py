@@ -6,7 +6,7 @@ import json
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -19,7 +19,7 @@ from fuzzcompile.model.custom import Custom
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 
 if TYPE_CHECKING:
-    from fuzzcompile.fuzz.campaign.budget import BudgetClock
+    from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget
     from fuzzcompile.fuzz.campaign.campaign_events import Finished
     from fuzzcompile.fuzz.campaign.campaign_outputs import CampaignOutputs
     from fuzzcompile.fuzz.campaign.campaign_run import CampaignWorkers
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from fuzzcompile.model.focus_plan import FocusQuestion
 
 
+# A campaign that is over sooner draws from the generator alone: seconds and cases.
+_LEAST_MIXED, _LEAST_MIXED_CASES = 180.0, 300
 # Worker processes of one machine, each with a torch of its own.
 _MOST_HERE = 256
 
@@ -88,10 +90,11 @@ _seed = click.option(
 @click.option(
     "--source",
     "drawn_from",
-    default="generator",
+    default="mixed",
     show_default=True,
-    type=click.Choice(("generator", "opinfo")),
-    help="Draw cases from the generator, or sweep the sample and error inputs of torch's own tables of operators.",
+    type=click.Choice(("mixed", "generator", "opinfo")),
+    help="Draw cases from the generator; sweep the sample and error inputs of torch's own tables of operators; or mix "
+    "both with programs made of the compiler's rules.",
 )
 @click.option(
     "--eager",
@@ -138,8 +141,11 @@ def run(**options: Any) -> int:
     With --cluster, cases run on the Dask workers that have this fuzzcompile and the right torch and device; others are
     refused with a sentence. Workers may come and go, and what ran on a lost one is judged again.
 
-    --source opinfo sweeps operator by dtype, layout, gradient and samples, and needs the extra `opinfo`. A seed
-    permutes the places; when all were judged, the campaign ends. With --eager nothing is compiled: each operator's
+    The mix follows what each kind of case has found a second, the worst bugs first. Making its programs and reading the
+    tables takes time, so that campaigns of less than 3 minutes or 300 cases draw from the generator alone.
+
+    --source opinfo sweeps operator by dtype, layout, gradient and samples. A seed permutes the places; when all were
+    judged, the campaign ends. With --eager nothing is compiled: each operator's
     kernels are held against float64, formulas, decompositions and contiguous copies, for layouts of operands and
     cotangents and two classes of sizes, and a finding is an operator that is wrong in eager mode.
 
@@ -166,7 +172,7 @@ class _CampaignCommand:
     focus: tuple[str, ...]
     changed: tuple[str, ...]
     checkout: Path | None
-    drawn_from: str  # the value of ``--source``
+    drawn_from: Literal["mixed", "generator", "opinfo"]  # ``--source``
     eager: bool
     nproc: int | None
     screen_only: bool
@@ -183,6 +189,12 @@ class _CampaignCommand:
     @property
     def sweeps(self) -> bool:
         return self.drawn_from == "opinfo"
+
+    def mixes(self, budget: CampaignBudget, asked: FocusQuestion | None) -> bool:
+        """Return whether other sources are mixed with the generator."""
+        other = self.drawn_from != "mixed" or self.origin is not None or asked is not None or self.nproc is not None
+        own = self.conditions.custom != Custom() or self.no_near_misses
+        return not other and not own and budget.reaches(_LEAST_MIXED, _LEAST_MIXED_CASES)
 
     def run(self) -> int:
         from fuzzcompile.diagnosis.worker.veto_check import check_vetoes
@@ -269,22 +281,24 @@ class _CampaignCommand:
         from fuzzcompile.fuzz.campaign.campaign_display import CampaignProgress
         from fuzzcompile.fuzz.campaign.campaign_run import run_campaign, survey_case
         from fuzzcompile.fuzz.campaign.case_sources import open_tables
+        from fuzzcompile.fuzz.generation.profile import Profile
 
         source: CaseSource | None = None
         if self.origin is not None:
             source = survey_case(self.origin, self.conditions, clock)
-        workers = self._start_workers(clock)
+        workers, mixes = self._start_workers(clock), self.mixes(clock.budget, asked)
+        reads_tables = (self.sweeps and asked is None) or (mixes and self.cluster is None)
         with (
             outputs,
-            open_tables(eager=self.eager) if self.sweeps and asked is None else nullcontext() as tables,
+            open_tables(eager=self.eager) if reads_tables else nullcontext() as tables,
             workers as started,
             CampaignProgress(Console(stderr=True)) as progress,
             ExitStack() as stack,
         ):
             if self.sweeps or asked is not None:
                 started.check_torch_here("--source opinfo" if self.sweeps else "--focus")
-            if tables is not None:
-                source = tables(self.seed, clock)
+            swept = tables(self.seed, clock) if tables is not None else None
+            source = started.mix_sources(Profile(), clock, swept) if mixes else source or swept
             summary = run_campaign(
                 self._make_settings(started, clock, source, asked, stack),
                 started,

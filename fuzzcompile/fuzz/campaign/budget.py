@@ -33,6 +33,10 @@ class CampaignBudget:
             return cls(cases=int(match[1]))
         return cls(seconds=float(match[1]) * _UNITS[match[2]])
 
+    def reaches(self, seconds: float, cases: int) -> bool:
+        """Return whether it is at least so many seconds, or cases."""
+        return self.seconds >= seconds if self.seconds is not None else (self.cases or 0) >= cases
+
     def __str__(self) -> str:
         if self.cases is not None:
             return f"{self.cases} cases"

@@ -80,7 +80,7 @@ from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, Machine
 from fuzzcompile.model.hints import format_command
 from fuzzcompile.model.judge_task import JudgeResult
 from fuzzcompile.model.lost_worker import make_unjudged_record
-from fuzzcompile.model.severity import rank
+from fuzzcompile.model.severity import rank, rate_severity
 from fuzzcompile.model.stages import REWRITING_STAGES
 from fuzzcompile.model.verdicts import CoverageCount, Verdict
 from fuzzcompile.programs.shrink.outcome import MinimizeResult
@@ -429,7 +429,8 @@ class CampaignEngine:
             reached |= {(FOCUS, str(span), "fired") for span in result.seen.spans}
             items = collect_items(reached, report["signature"] if report["is_bug"] else None)
             step = report["evidence"].get("float64_step")
-            self._work.steering.learn(job.index, PlaceOutcome(drawn, items, job.screen, step, report["is_bug"]))
+            severity = rate_severity(report) if report["is_bug"] else None
+            self._work.steering.learn(job.index, PlaceOutcome(drawn, items, job.screen, step, severity, job.seconds))
         if self._focus is not None:
             self._focus.count([(c.stage, c.rewrite, c.outcome, c.count) for c in result.coverage], result.seen)
         self._covered |= {(c.stage, c.rewrite) for c in kept if c.outcome == "fired" and c.stage in REWRITING_STAGES}

@@ -22,19 +22,21 @@ from fuzzcompile.fuzz.campaign.case_sources import (
     PATTERNS,
     SURVEY,
     GeneratorSource,
+    OperatorSweep,
     VariationSource,
     await_answer,
     fit_profile,
     open_tables,
 )
 from fuzzcompile.fuzz.campaign.focus_steering import FocusSource
+from fuzzcompile.fuzz.campaign.mixed_source import MixedSource, RuleSource, TableSource
 from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress
 from fuzzcompile.fuzz.generation.profile import Profile
 from fuzzcompile.model import hints
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.custom import Custom
 from fuzzcompile.model.errors import CaseError, EnvironmentUnfit, UsageError, format_message
-from fuzzcompile.model.focus_plan import FocusPlan, FocusQuestion
+from fuzzcompile.model.focus_plan import AimRule, FocusPlan, FocusQuestion
 from fuzzcompile.model.judge_task import DESCRIBE, WorkerDescription
 from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.model.versions import __version__, installed_torch
@@ -115,6 +117,23 @@ class CampaignWorkers:
             found = {label: sweep for label, sweep in narrowed.items() if sweep.size}
             yield FocusSource(plan, generator, programs, found)
 
+    def mix_sources(self, profile: Profile, clock: BudgetClock, sweep: OperatorSweep | None) -> MixedSource:
+        """Return the generator mixed with programs of the rules of the workers' torch, and a sweep if there is one.
+
+        Workers make the programs while the campaign runs, one rule after another.
+        """
+        asked = self.pool.schedule(
+            FOCUS, (FocusQuestion(every=True, target=self.conditions.target),), label="list the rules"
+        )
+        late = "No worker had listed the compiler's rules when the budget was over."
+        plan = await_answer(asked, clock, late, "Listing the compiler's rules, the worker {error}.")
+        generator = GeneratorSource(fit_profile(profile, self.surroundings.lacks, self.conditions.target))
+        rules = RuleSource(FocusSource(plan, generator), self._make_rule)
+        return MixedSource(generator, rules, TableSource(sweep) if sweep is not None else None)
+
+    def _make_rule(self, rule: AimRule) -> Future[tuple[PatternProgram, ...]]:
+        return self.pool.schedule(PATTERNS, (rule,), label=f"make programs for {rule[1]}")
+
     def _make_programs(self, plan: FocusPlan, clock: BudgetClock) -> tuple[Sequence[PatternProgram], list[str]]:
         """Return programs for the rules of a plan, and sentences on the rules for which none could be made.
 
@@ -128,9 +147,7 @@ class CampaignWorkers:
             if not made.cancelled() and made.exception() is None:
                 programs.extend(made.result())
 
-        making = {
-            self.pool.schedule(PATTERNS, (rule,), label=f"make programs for {rule[1]}"): rule[1] for rule in sources
-        }
+        making = {self._make_rule(rule): rule[1] for rule in sources}
         for future in making:
             future.add_done_callback(keep)
         done, late = wait(making, timeout=share)

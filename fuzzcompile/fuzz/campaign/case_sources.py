@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
 from contextlib import contextmanager
@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 from fuzzcompile.diagnosis.worker.worker_loss import make_start_error
 from fuzzcompile.fuzz.campaign.budget import BudgetClock, format_duration
-from fuzzcompile.fuzz.generation.cases import GeneratedCase, draw_case_at, from_choices
+from fuzzcompile.fuzz.generation.cases import KINDS, GeneratedCase, draw_case_at, from_choices, list_kinds
 from fuzzcompile.fuzz.generation.profile import Profile
-from fuzzcompile.fuzz.opinfo_cells import CellSource, OpInfoCell, OpInfoOperator, order_cells
+from fuzzcompile.fuzz.opinfo_cells import (
+    CellSource,
+    OpInfoCell,
+    OpInfoOperator,
+    iter_cells,
+    iter_eager_cells,
+    order_cells,
+)
 from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError
 from fuzzcompile.model.focus_plan import FocusPlan, FocusQuestion
 from fuzzcompile.model.judge_task import NamedFunction
@@ -53,6 +60,8 @@ FOCUS: Callable[[FocusQuestion], FocusPlan] = NamedFunction("fuzzcompile.fuzz.fo
 
 T = TypeVar("T")
 
+# How many cases are drawn for a candidate, until one is of the right kind.
+_TRIES = 3
 # Beyond any index, so that further candidates for an index never coincide with another index.
 _CANDIDATES_APART = 10**12
 
@@ -86,9 +95,16 @@ class DrawnCase:
         return classify_features(self.features)
 
 
+# Kinds of case that no generator draws, and the features that name them.
+OPINFO, RULE = "opinfo", "rule"
+_NAMED_KINDS = (*KINDS[1:], OPINFO, RULE)
+Item = tuple[str, str, str]
+"""Stage, name and outcome of something that a case reached."""
+
+
 def classify_features(features: Collection[str]) -> str:
-    """Return the kind of case that has these features: ``plain``, or the empty string for all others."""
-    return "plain" if "plain" in features else ""
+    """Return the kind of case that has these features: one of those that name themselves, or ``block``."""
+    return next((kind for kind in _NAMED_KINDS if kind in features), KINDS[0])
 
 
 class CaseSource:
@@ -118,9 +134,17 @@ class CaseSource:
         """Return the ``candidate``-th case for a place in the stream; None for a place that has none."""
         raise NotImplementedError
 
+    def of_kind(self, kind: str, seed: int, index: int, candidate: int = 0) -> DrawnCase | None:
+        """Return the ``candidate``-th case of a kind for a place; by default, if one of a few cases is of that kind."""
+        drawn = (self.at(seed, index, candidate * _TRIES + number) for number in range(_TRIES))
+        return next((case for case in drawn if case is not None and case.kind == kind), None)
+
     def of(self, choices: bytes) -> DrawnCase | None:
         """Return the case of a recipe, which may have been mutated; None for bytes that are no recipe."""
         return None
+
+    def share_reached(self, reached: Set[Item]) -> None:
+        """Take a view of the items that a campaign has reached, for sources that choose by it."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +167,14 @@ class GeneratorSource(CaseSource):
     def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase:
         """Draw a case."""
         return self.wrap_case(draw_case_at(seed, index + candidate * _CANDIDATES_APART, self.settings), "generated")
+
+    def of_kind(self, kind: str, seed: int, index: int, candidate: int = 0) -> DrawnCase | None:
+        """Draw a case of a kind; None if the profile has none."""
+        known = next((each for each in list_kinds(self.settings) if each == kind), None)
+        if known is None:
+            return None
+        drawn = draw_case_at(seed, index + candidate * _CANDIDATES_APART, self.settings, known)
+        return self.wrap_case(drawn, "generated")
 
     def of(self, choices: bytes) -> DrawnCase | None:
         """Return the case of a recipe; None if it is none."""
@@ -218,6 +250,7 @@ _BATCH = 8
 _SECONDS = 30.0
 _LISTING_SECONDS = 180.0
 
+_LOST = CellSource(left_out={"groups of samples over which a worker is lost in eager mode": 1})
 Write = Callable[[Sequence[OpInfoCell]], Future[list[CellSource]]]
 
 
@@ -276,7 +309,17 @@ class OperatorSweep(CaseSource):
         """Return the case of a cell of the tables; None where no sample of it can be spelled and run."""
         if index >= self.size:
             return None
-        cell, written = self.cells[index], self._write_cell(index)
+        return self._make_case(self.cells[index], self._write_cell(index))
+
+    def draw(self, rng: random.Random) -> DrawnCase | None:
+        """Return a case of any operator, each as likely as another; None if no sample of its cell can be used."""
+        if not self.operators:
+            return None
+        cells = list((iter_eager_cells if self.eager else iter_cells)(rng.choice(self.operators)))
+        cell = rng.choice(cells)
+        return self._make_case(cell, _await_cell(self.write([cell]), 0) or _LOST)
+
+    def _make_case(self, cell: OpInfoCell, written: CellSource) -> DrawnCase | None:
         self._left_out.update(written.left_out)
         if written.source is None:
             self._empty += 1
@@ -296,7 +339,7 @@ class OperatorSweep(CaseSource):
             if number not in self._batches:
                 self._batches[number] = self.write(self.cells[number * _BATCH : (number + 1) * _BATCH])
         cell = _await_cell(self._batches[batch], place) or _await_cell(self.write([self.cells[index]]), 0)
-        return cell or CellSource(left_out={"groups of samples over which a worker is lost in eager mode": 1})
+        return cell or _LOST
 
 
 def _await_cell(written: Future[list[CellSource]], place: int) -> CellSource | None:

@@ -10,8 +10,8 @@ from typing import ClassVar, Literal, cast
 
 from fuzzcompile.corpus.records import Seed, StreamRun
 from fuzzcompile.corpus.transactions import PLACES
-from fuzzcompile.fuzz.campaign.case_sources import CaseSource, DrawnCase, GeneratorSource
-from fuzzcompile.fuzz.campaign.steering import Item, PlaceOutcome, StreamSteering, Yield, mutate
+from fuzzcompile.fuzz.campaign.case_sources import CaseSource, DrawnCase, GeneratorSource, Item
+from fuzzcompile.fuzz.campaign.steering import PlaceOutcome, StreamSteering, Yield, mutate
 from fuzzcompile.fuzz.focus.focus_request import FOCUS
 from fuzzcompile.model.focus_plan import FocusAim, FocusPlan
 from fuzzcompile.model.inductor_toggles import Settings, merge_settings

@@ -4,8 +4,9 @@ Every place in the stream gets a few candidates, and the one whose features have
 places mutate the recipe of a case that was the first to reach something. A rewrite, a refusal, a decomposition, a
 lowering, a kind of kernel or a signature counts as new if no earlier case had it.
 
-The choice depends only on the seed and on the results of places at least a block earlier. So a campaign draws the same
-cases whichever worker is faster, unless one case takes as long as a whole block: its result then counts later.
+The choice depends only on the seed and on the results of places at least a block earlier, the order of magnitude of
+their seconds among them. So a campaign draws the same cases whichever worker is faster, unless one case takes as long
+as a whole block: its result then counts later.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from typing import ClassVar, Literal
 from fuzzcompile.corpus.records import Finding, Seed, StreamRun
 from fuzzcompile.corpus.store import Store
 from fuzzcompile.corpus.transactions import PLACES, find_part
-from fuzzcompile.fuzz.campaign.case_sources import CaseSource, DrawnCase, classify_features
+from fuzzcompile.fuzz.campaign.case_sources import CaseSource, DrawnCase, Item, classify_features
+from fuzzcompile.fuzz.generation.cases import KINDS
+from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.stages import LOWERING, SCHEDULER
 from fuzzcompile.model.verdicts import Verdict
 
@@ -49,9 +52,7 @@ def sort_own_last(past: Sequence[StreamRun], part: int) -> list[StreamRun]:
 
 
 Mix = Literal["mixed", "screen", "full"]
-# Stage, name and outcome; a signature has the stage "finding".
-Item = tuple[str, str, str]
-
+# The stage of a signature among the items that were reached.
 FINDING = "finding"
 # Results are learned by blocks, one block late.
 BLOCK = 16
@@ -61,12 +62,14 @@ FULL_COST = 8.0
 _LEAST_FULL, _MOST_FULL = 0.1, 0.9
 # Only full compiles reach these stages; a preference for idioms must not depend on the speed that a case got.
 _FULL_ONLY = (LOWERING, SCHEDULER)
-_WORTH = {SCHEDULER: 0.25, FINDING: 4.0}
+_WORTH = {SCHEDULER: 0.25}
+# What a finding is worth by its severity, beside a rule that fired for the first time.
+_WORTH_OF_FINDING = {Severity.SILENT: 8.0, Severity.ERROR: 4.0, Severity.ALIASING: 4.0, Severity.RAISING_LAYOUT: 2.0}
 # Share of a feature's counts that is kept after each block, so that exhausted features are abandoned.
 _MEMORY = 0.9
 _MOST_PARENTS = 128
-# How many cases are drawn for each candidate, until one is of the right kind.
-_TRIES = 3
+# Seconds of a case that was over at once: below this, the cost of a place is the campaign's own.
+_LEAST_SECONDS = 0.25
 # The fixed cost of a case, and the average cost of cases, in characters of source.
 _BASE_LENGTH, _MEAN_LENGTH = 500, 1500
 
@@ -78,7 +81,7 @@ class Strategy:
     candidates: int = 4  # how many cases are drawn for a place; the most promising is judged
     pairs: float = 0.5  # weight of pairs of features that were never judged together
     wholes: float = 0.5  # weight of a set of features that was never judged
-    kinds: float = 0.5  # share of places whose kind of case follows each kind's yield per cost instead of the draw
+    kinds: float = 0.5  # share of places whose kind of case follows each kind's yield a second instead of the draw
     mutated: float = 0.1  # share of places that mutate the recipe of an earlier case
     climbing: float = 0.25  # share of these that start from the case whose rewrites moved float64 most without a bug
     thrift: float = 1.0  # exponent of a candidate's cost: 0 compares candidates by promise, 1 by promise per cost
@@ -89,13 +92,17 @@ UNIFORM = Strategy(candidates=1, pairs=0.0, wholes=0.0, kinds=0.0, mutated=0.0, 
 
 @dataclass(frozen=True)
 class PlaceOutcome:
-    """The result of a place in the stream: the items that it reached, and the largest step in float64."""
+    """The result of a place in the stream: the items that it reached, and the largest step in float64.
+
+    ``severity`` is that of the bug that it shows, and ``seconds`` what judging it took a worker.
+    """
 
     drawn: DrawnCase
     items: frozenset[Item]
     screened: bool
     float64_step: float | None = None
-    is_bug: bool = False
+    severity: Severity | None = None
+    seconds: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -193,16 +200,18 @@ class Steering(StreamSteering):
     def resume(self, seen: Iterable[Item], past: Iterable[StreamRun], seeds: Iterable[Seed]) -> None:
         """Credit the features of earlier cases, and take over the recipes worth mutating."""
         self.seen |= set(seen)
+        self.source.share_reached(self.seen)
         block = 0
         for run in past:
             if run.index // BLOCK != block:
                 block = run.index // BLOCK
                 self._forget()
-            worth = float(run.firsts) + (_WORTH[FINDING] if run.finding else 0.0)
+            found = _rate_finding(run.severity) if run.severity is not None else 0.0
+            worth = float(run.firsts) + found
             self._credit(run.features, bool(worth))
             kind = classify_features(run.features)
             self._speeds[kind, run.screened].count(worth)
-            self._kinds[kind].count(min(worth, _WORTH[FINDING]))
+            self._kinds[kind].count(max(found, min(worth, 1.0)), _round_cost(run.seconds))
         self._block = block
         self._parents += [RecipeParent(seed.choices, float(seed.firsts), seed.float64_step or 0.0) for seed in seeds]
 
@@ -219,7 +228,7 @@ class Steering(StreamSteering):
         """Count these items as seen."""
         self.seen |= items
 
-    def full_share(self, kind: str = "") -> float:
+    def full_share(self, kind: str = KINDS[0]) -> float:
         """Return the share of the cases of a kind that are judged in full at once."""
         if self.mix != "mixed":
             return float(self.mix == "full")
@@ -239,18 +248,14 @@ class Steering(StreamSteering):
 
     def _draw_candidates(self, index: int, rng: random.Random) -> list[DrawnCase]:
         """Draw cases that compete for a place, all of one kind: scores across kinds would set the shares of kinds."""
-        most, wanted = self.strategy.candidates, self._choose_kind(rng)
-        drawn = (self.source.at(self.seed, index, number) for number in range((most - 1) * _TRIES + 1))
-        first = next(drawn)
+        wanted = self._choose_kind(rng)
+        first = self.source.of_kind(wanted, self.seed, index) if wanted is not None else None
+        first = first or self.source.at(self.seed, index)
         if first is None:
             return []
-        kind = first.kind if wanted is None else wanted
-        alike = (
-            candidate
-            for candidate in itertools.chain([first], drawn)
-            if candidate is not None and candidate.kind == kind
-        )
-        return list(itertools.islice(alike, most)) or [first]
+        numbers = range(1, self.strategy.candidates)
+        drawn = (self.source.of_kind(first.kind, self.seed, index, number) for number in numbers)
+        return [first, *(case for case in drawn if case is not None and case.kind == first.kind)]
 
     def _choose_kind(self, rng: random.Random) -> str | None:
         if rng.random() >= self.strategy.kinds or len(self._kinds) < 2:
@@ -285,11 +290,13 @@ class Steering(StreamSteering):
         self.seen |= new
         early = [item for item in new if item[0] not in _FULL_ONLY]
         self._credit(outcome.drawn.features, bool(early))
-        worth = sum(_WORTH.get(stage, 1.0) for stage, _, _ in new)
+        found = _rate_finding(outcome.severity)
+        worths = {item: found if item[0] == FINDING else _WORTH.get(item[0], 1.0) for item in new}
+        worth = sum(worths.values())
         self._speeds[outcome.drawn.kind, outcome.screened].count(worth)
-        best = max((_WORTH.get(stage, 1.0) for stage, _, _ in early), default=0.0)
-        self._kinds[outcome.drawn.kind].count(best, _estimate_cost(outcome.drawn.source))
-        step = 0.0 if outcome.is_bug else outcome.float64_step or 0.0
+        best = max((worths[item] for item in early), default=0.0)
+        self._kinds[outcome.drawn.kind].count(best, _round_cost(outcome.seconds))
+        step = 0.0 if outcome.severity is not None else outcome.float64_step or 0.0
         if new and outcome.drawn.choices:
             self._parents.append(RecipeParent(outcome.drawn.choices, worth, step))
             del self._parents[:-_MOST_PARENTS]
@@ -309,6 +316,15 @@ class Steering(StreamSteering):
 def _estimate_cost(source: str) -> float:
     """Estimate the cost of judging a case, 1 on average: tracing, rewriting and codegen grow with the program."""
     return (_BASE_LENGTH + len(source)) / _MEAN_LENGTH
+
+
+def _rate_finding(severity: Severity | None) -> float:
+    return _WORTH_OF_FINDING.get(severity, 1.0) if severity is not None else 0.0
+
+
+def _round_cost(seconds: float) -> float:
+    """Round seconds to a power of two, so that the same cases are drawn on a machine that is a little slower."""
+    return 2.0 ** round(math.log2(max(seconds, _LEAST_SECONDS)))
 
 
 def mutate(choices: bytes, donor: bytes, rng: random.Random) -> bytes:

@@ -26,7 +26,7 @@ from fuzzcompile.fuzz.campaign.leftovers import (
     list_left_cases,
 )
 from fuzzcompile.fuzz.campaign.steering import StreamSteering, list_places
-from fuzzcompile.fuzz.generation.cases import read_recipe
+from fuzzcompile.fuzz.generation.recipes import read_recipe
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.focus_plan import FocusWatch
 from fuzzcompile.model.judge_task import JUDGE, JudgeResult, JudgeTask

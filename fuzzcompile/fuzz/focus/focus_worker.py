@@ -91,6 +91,7 @@ def find_focus_plan(question: FocusQuestion) -> FocusPlan:
     planning = _Planning(question)
     aims = [aim for name in question.names for aim in planning.find_named(name)]
     aims += [aim for span in question.spans for aim in planning.find_in(span)]
+    aims += planning.list_all() if question.every else []
     plan = FocusPlan(tuple({aim.label: aim for aim in reversed(aims)}.values())[::-1])
     if not plan.reachable:
         reasons = "; ".join(dict.fromkeys(f"{aim.label}: {aim.why_not}" for aim in plan.aims[:3]))
@@ -114,6 +115,10 @@ class _Planning:
         rows = [row for row in self.rules if row.name in names and stage in (None, row.stage)]
         inside = [row for row in self._find_run_by(rows) if row.kind == "pattern"]
         return [*self._make_rule_aims([*rows, *inside]), *self._make_operator_aims(names - {row.name for row in rows})]
+
+    def list_all(self) -> list[FocusAim]:
+        """Each rule; a pass that runs others is none, for these are."""
+        return [aim for aim in self._make_rule_aims(self.rules) if len(aim.rules) == 1]
 
     def _find_run_by(self, rows: Iterable[KnownRule]) -> list[KnownRule]:
         passes = {(row.stage, row.name) for row in rows if row.kind == "pass"}

@@ -1,27 +1,22 @@
-"""Draws cases: the Hypothesis strategy of a profile, cases from choices, cases as files, and cases shrunk."""
+"""Draws cases: the Hypothesis strategy of a profile, cases from choices, and cases as files."""
 
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
-from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
-from hypothesis.configuration import set_hypothesis_home_dir
-from hypothesis.database import InMemoryExampleDatabase
 
 from fuzzcompile.fuzz.aliased_programs.grammar import draw_aliased
 from fuzzcompile.fuzz.distributed_programs.programs import draw_kind, draw_program
 from fuzzcompile.fuzz.generation.inputs import fit_spec
-from fuzzcompile.fuzz.generation.profile import CPU_REPERTOIRE, GPU_REPERTOIRE, Profile, Repertoire, StaleRecipe
+from fuzzcompile.fuzz.generation.profile import CPU_REPERTOIRE, GPU_REPERTOIRE, Profile, Repertoire
 from fuzzcompile.fuzz.generation.rendering import render
 from fuzzcompile.fuzz.generation.spec import (
     Attention,
@@ -73,25 +68,49 @@ _SEQUENCES: Weights[Size] = (
 _INPUTS: Weights[InputLayout] = (("contiguous", 76), ("transposed", 8), ("outer_last", 8), ("sliced", 8))
 
 
+CaseKind = Literal["block", "plain", "stateful", "aliased_program", "program", "distributed"]
+"""What a case is on the whole: parts around an attention, or another program."""
+KINDS: tuple[CaseKind, ...] = ("block", "plain", "stateful", "aliased_program", "program", "distributed")
+
+
+def list_kinds(profile: Profile) -> tuple[CaseKind, ...]:
+    """The kinds of case that a profile allows."""
+    if profile.nproc is not None:
+        return KINDS[-1:]
+    return KINDS[:-1] if profile.near_misses else KINDS[:2]
+
+
 @st.composite
-def case_strategy(draw: st.DrawFn, profile: Profile) -> CaseSpec:
-    """All cases that a profile allows. Every one of them renders to a program that runs in eager.
+def case_strategy(draw: st.DrawFn, profile: Profile, wanted: CaseKind | None = None) -> CaseSpec:
+    """All cases that a profile allows, or those of a kind. Every one of them renders to a program that runs in eager.
 
     Every choice is drawn, even one without effect, except those within a block or an idiom: lowering a choice then
     leaves the meaning of all later ones unchanged, as shrinking needs it.
     """
     pen = Pen(draw, {**dict(profile.weights), **dict.fromkeys(profile.without, 0)})
-    repertoire = _choose_repertoire(profile)
+    kind = _draw_kind(pen, profile)
+    if wanted is not None and kind != wanted:
+        reject()  # before what takes time is drawn
+    return replace(_DRAWN_AS[kind](pen, profile), seed=pen.number(999_999))
+
+
+def _draw_kind(pen: Pen, profile: Profile) -> CaseKind:
     if profile.nproc is not None:
-        return replace(_draw_distributed(pen, profile, profile.nproc), seed=pen.number(999_999))
+        return "distributed"
     if pen.chance(_PLAIN, "plain"):
-        return replace(fit_spec(_draw_plain(pen, profile)), seed=pen.number(999_999))
+        return "plain"
     if pen.chance(_STATEFUL, "stateful") and profile.near_misses:
-        return replace(_draw_stateful(pen, profile), seed=pen.number(999_999))
+        return "stateful"
     if pen.chance(_ALIASED, "aliased_program") and profile.near_misses:
-        return replace(_draw_aliased(pen, profile), seed=pen.number(999_999))
+        return "aliased_program"
     if pen.chance(_PROGRAMS, "program") and profile.near_misses:
-        return replace(_draw_program(pen, profile), seed=pen.number(999_999))
+        return "program"
+    return "block"
+
+
+def _draw_parts(pen: Pen, profile: Profile) -> CaseSpec:
+    """An attention of drawn parts, or a layer in its place, and what stands around it."""
+    repertoire = _choose_repertoire(profile)
     block, embedding = _draw_block(pen)
     layer = _draw_part(pen, "layer", percent=28)  # in place of an attention of drawn parts
     attention = _draw_attention(pen, within=block is not None)
@@ -117,7 +136,7 @@ def case_strategy(draw: st.DrawFn, profile: Profile) -> CaseSpec:
         spec = add_programs_beside(pen, fit_spec(apply_near_misses(pen, fit_spec(spec))))
     elif layer is not None and idiom(layer.name).traits.own_strides and block is None:
         spec = replace(spec, block=Block())  # on its own its strides are not those of eager
-    return replace(_choose_random_numbers(pen, fit_spec(spec)), seed=pen.number(999_999))
+    return _choose_random_numbers(pen, fit_spec(spec))
 
 
 def _choose_repertoire(profile: Profile) -> Repertoire:
@@ -142,7 +161,7 @@ def _draw_plain(pen: Pen, profile: Profile) -> CaseSpec:
     toggles: tuple[str, ...] = (OWN_RANDOM_STREAM.name,) if training and drops and own_stream else ()
     if repertoire.plain_toggled and pen.chance(repertoire.plain_toggled):
         toggles += (pen.draw_named([(toggle.name, toggle.weight) for toggle in FOR_GPU]),)
-    return CaseSpec(
+    spec = CaseSpec(
         attention=replace(attention, layout=layout, dropout=0.1 if training and drops else None),
         dims=replace(dims, batch=1) if pen.chance(40) and profile.near_misses else dims,
         dtype=pen.draw_weighted([(dtype, repertoire.plain_dtypes[dtype]) for dtype in profile.dtypes]),
@@ -150,6 +169,7 @@ def _draw_plain(pen: Pen, profile: Profile) -> CaseSpec:
         backward=training,
         compile=Compile(toggles=tuple(name for name in toggles if pen.weights.get(name, 100))),
     )
+    return fit_spec(spec)
 
 
 def _draw_program(pen: Pen, profile: Profile) -> CaseSpec:
@@ -220,8 +240,10 @@ def _draw_aliased(pen: Pen, profile: Profile) -> CaseSpec:
     )
 
 
-def _draw_distributed(pen: Pen, profile: Profile, nproc: int) -> CaseSpec:
+def _draw_distributed(pen: Pen, profile: Profile) -> CaseSpec:
     """A program of several processes: a module that is wrapped or planned, collectives, or tensors in parts."""
+    assert profile.nproc is not None
+    nproc = profile.nproc
     kind, wraps = draw_kind(pen, nproc)
     backward = pen.chance(60) and profile.training
     how = Compile(dynamic=pen.draw_weighted([(None, 80), (True, 15), (False, 5)]), fullgraph=pen.chance(8))
@@ -385,6 +407,15 @@ def _draw_toggles(pen: Pen, repertoire: Repertoire, layer: Part | None) -> tuple
     return tuple(dict.fromkeys(name for name in drawn if pen.weights.get(name, 100)))
 
 
+_DRAWN_AS: Mapping[CaseKind, Callable[[Pen, Profile], CaseSpec]] = {
+    "block": _draw_parts,
+    "plain": _draw_plain,
+    "stateful": _draw_stateful,
+    "aliased_program": _draw_aliased,
+    "program": _draw_program,
+    "distributed": _draw_distributed,
+}
+
 # Several times as many as the longest case reads.
 _BUFFER_BYTES = 4096
 
@@ -417,10 +448,10 @@ class GeneratedCase:
         return hash_source(self.source)
 
 
-def draw_case_at(seed: int, index: int, profile: Profile) -> GeneratedCase:
-    """The ``index``-th case of a campaign: the same for the same arguments, on any machine."""
+def draw_case_at(seed: int, index: int, profile: Profile, kind: CaseKind | None = None) -> GeneratedCase:
+    """The ``index``-th case of a campaign, or the first of its kind: the same for the same arguments on any machine."""
     labels = (f"fuzzcompile {seed} {index} {attempt}" for attempt in count())
-    drawn = (_draw_from_bytes(random.Random(label).randbytes(_BUFFER_BYTES), profile) for label in labels)
+    drawn = (_draw_from_bytes(random.Random(label).randbytes(_BUFFER_BYTES), profile, kind) for label in labels)
     return next(filter(None, drawn))
 
 
@@ -432,17 +463,19 @@ def from_choices(choices: bytes, profile: Profile) -> GeneratedCase:
     return case
 
 
-def _draw_from_bytes(buffer: bytes, profile: Profile) -> GeneratedCase | None:
-    seen, fuzz = _make_reader(profile)
+def _draw_from_bytes(buffer: bytes, profile: Profile, kind: CaseKind | None = None) -> GeneratedCase | None:
+    seen, fuzz = _make_reader(profile, kind)
     seen.clear()
     choices = fuzz(buffer)
     return None if choices is None else GeneratedCase.of(seen[0], choices)
 
 
 @lru_cache(maxsize=64)
-def _make_reader(profile: Profile) -> tuple[list[CaseSpec], Callable[[bytes], bytes | None]]:
+def _make_reader(profile: Profile, kind: CaseKind | None) -> tuple[list[CaseSpec], Callable[[bytes], bytes | None]]:
     seen: list[CaseSpec] = []
-    read: Any = given(case_strategy(profile))(lambda spec: seen.append(spec))  # ``given`` does not type what it adds
+    read: Any = given(case_strategy(profile, kind))(
+        lambda spec: seen.append(spec)
+    )  # ``given`` does not type what it adds
     return seen, settings(database=None, suppress_health_check=list(HealthCheck))(read).hypothesis.fuzz_one_input
 
 
@@ -470,119 +503,3 @@ def write_cases(folder: Path, seed: int, count: int, profile: Profile, *, start:
     except OSError as error:
         raise UsageError(f"Cannot write cases to {folder}: {error.strerror or error}; name another folder.") from error
     return paths
-
-
-# Shrinks a case by the choices it was drawn from: Hypothesis shrinks the choices, so every candidate is a program that
-# the generator could have drawn, and runs in eager. A test costs a compile, so tests and time are bounded.
-
-# Hypothesis stops a shrink after five minutes; the next one resumes it.
-_MAX_ROUNDS = 8
-
-
-@dataclass(frozen=True)
-class GeneratedRecipe:
-    """The choices that the generator drew a case from, and the profile without which they mean nothing."""
-
-    choices: bytes
-    profile: Profile = field(default_factory=Profile)
-
-    def shrink(
-        self,
-        is_interesting: Callable[[GeneratedCase], bool],
-        *,
-        max_tests: int,
-        deadline: float | None,
-        on_test: Callable[[GeneratedCase], None],
-    ) -> GeneratedCase | None:
-        """Shrink as :class:`~fuzzcompile.programs.shrink.outcome.Recipe` says, to the most readable case."""
-        original = from_choices(self.choices, self.profile)
-        answers, best = dict[str, bool](), list[GeneratedCase]()  # the best is the last
-
-        def test(case: GeneratedCase) -> None:
-            answers[case.source] = interesting = is_interesting(case)
-            if interesting and (not best or readability(case) < readability(best[-1])):
-                best.append(case)
-            if best:
-                on_test(best[-1])
-
-        def probe(spec: CaseSpec) -> None:
-            case = GeneratedCase.of(spec)
-            if case.source not in answers:  # each source is tested once
-                if len(answers) >= max_tests or (deadline is not None and time.monotonic() >= deadline):
-                    raise _Stop
-                try:
-                    test(original if case.source == original.source else case)
-                except BaseException as error:  # of any kind: Hypothesis would take it for a finding
-                    raise _Stop from error
-            if answers[case.source]:
-                raise _Interesting
-
-        try:
-            # Or Hypothesis leaves a ``.hypothesis`` folder of constants where the user works.
-            with TemporaryDirectory(prefix="fuzzcompile-") as folder:
-                set_hypothesis_home_dir(folder)
-                _run_hypothesis(given(case_strategy(self.profile))(probe), original.choices, best)
-        except _Stop as stop:
-            if stop.__cause__ is not None:
-                raise stop.__cause__ from None
-        finally:
-            set_hypothesis_home_dir(None)
-        return best[-1] if best else None
-
-
-class _Interesting(Exception):
-    pass
-
-
-class _Stop(BaseException):
-    """Ends the search from within the predicate: a budget is spent, or the cause was raised there.
-
-    Hypothesis would take an ``Exception`` for a finding and shrink it, and a ``SystemExit`` too.
-    """
-
-
-def _run_hypothesis(probe: Any, choices: bytes, found: Sequence[GeneratedCase]) -> None:
-    search = settings(
-        database=InMemoryExampleDatabase(),
-        phases=[Phase.reuse, Phase.shrink],
-        deadline=None,
-        derandomize=False,
-        verbosity=Verbosity.quiet,
-        report_multiple_bugs=False,
-        print_blob=False,
-        suppress_health_check=list(HealthCheck),
-    )(probe)
-    with suppress(_Interesting):
-        # Stores the choices in the database, which the runs below start from.
-        search.hypothesis.fuzz_one_input(choices)
-    for _ in range(_MAX_ROUNDS if found else 0):
-        before = len(found)
-        with suppress(_Interesting):
-            search()
-        if len(found) == before:
-            return
-
-
-def read_recipe(choices: bytes | None, spec: Mapping[str, object] | None) -> GeneratedRecipe | None:
-    """Return the recipe of a stored case; None where it has none, or another version of the generator wrote it."""
-    profile = (spec or {}).get("profile")
-    try:
-        read = Profile.from_json(profile) if isinstance(profile, dict) else Profile()
-    except StaleRecipe:
-        return None
-    return GeneratedRecipe(choices, read) if choices else None
-
-
-def readability(case: GeneratedCase) -> tuple[int, ...]:
-    """A sort key: fewer modules, fewer lines, plainer attention and smaller sizes come first."""
-    spec, dims = case.spec, case.spec.dims
-    plainest = Attention(spec.attention.idiom)
-    return (
-        case.source.count("(nn.Module)"),
-        sum(1 for line in case.source.splitlines() if line),
-        sum(getattr(spec.attention, part.name) != getattr(plainest, part.name) for part in fields(Attention)),
-        dims.batch + dims.sequence + dims.heads + dims.head_dim,
-        int(spec.dtype != "float32"),
-        len(case.source),
-        spec.seed,
-    )

@@ -116,7 +116,7 @@ def compute_generator_version(*, gpu: bool = False, distributed: bool = False) -
 
 
 # Increment it if the order or the meaning of draws changes while the registered names stay the same.
-_GRAMMAR = 17
+_GRAMMAR = 18
 # The same for `fuzzcompile.fuzz.generation.profile.GPU_REPERTOIRE`.
 _GPU_GRAMMAR = 1
 # The same for what several processes run.

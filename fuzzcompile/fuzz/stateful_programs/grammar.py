@@ -38,9 +38,11 @@ def list_state_names() -> Iterator[tuple[str, str, int, str]]:
         yield from ((name, "state_read", 10, f"A {kind.name}, read by: {text}") for name, text in reads)
 
 
-# How many units a program has, and of which table.
-_UNITS = ((1, 25), (2, 30), (3, 25), (4, 20))
+# How many units a program has, and of which table. Many share the cost of a compile; few are read at once.
+_UNITS = ((1, 14), (2, 20), (3, 18), (5, 26), (8, 22))
 _TABLES = (("cells", 44), ("changes", 20), ("effects", 12), ("constructs", 24), ("calls", 14))
+# So many changes are made between calls, each of which may be a compile; units beyond are drawn from the last tables.
+_MOST_STEPS, _STILL = 4, _TABLES[2:]
 _CONTAINERS: Weights[Container] = (("tuple", 60), ("dataclass", 16), ("dict", 14), ("list", 10))
 _SITES = (("inline", 60), ("method", 22), ("inner", 18))
 # Percentages: programs that are a function, units of a submodule, values with a local name, calls between two changes,
@@ -168,7 +170,7 @@ def draw_state(pen: Pen, spec: CaseSpec) -> StatefulProgram:
     if spec.program is None or not spec.program.statements:
         draft.model.forward.append(beginning)
     for _ in range(pen.draw_weighted(_UNITS)):
-        table = pen.draw_weighted(_TABLES)
+        table = pen.draw_weighted(_TABLES if len(draft.steps) < _MOST_STEPS else _STILL)
         if draft.closed:
             continue
         if table == "cells":

@@ -94,7 +94,7 @@ def test_parts_are_apart_and_those_of_a_stream_that_ends_cover_it() -> None:
     assert list(list_places(0, 7)) == list(range(7))
     begins = [next(iter(list_places(part, 1000))) for part in range(5)]
     assert all(sorted(list_places(part, 7)) == list(range(7)) for part in range(5)) and len(set(begins)) == 5
-    past = [StreamRun(index, (), False, 0, False) for index in (3, PLACES, 2 * PLACES)]
+    past = [StreamRun(index, (), False, 0) for index in (3, PLACES, 2 * PLACES)]
     assert [run.index for run in sort_own_last(past, 1)] == [3, 2 * PLACES, PLACES]
 
 

@@ -96,7 +96,7 @@ class TwoKinds(Letters):
 
 def test_the_source_decides_how_many_there_are_of_each_kind():
     drawn = play(Steering(TwoKinds(), 1, strategy=Strategy(mutated=0.0, kinds=0.0)), 160, fresh_from("c"))
-    assert [case.kind for case, _ in drawn] == ["plain", ""] * 80
+    assert [case.kind for case, _ in drawn] == ["plain", "block"] * 80
     assert sum("c" in case.features for case, _ in drawn[1::2]) > 30  # and they still compete among themselves
 
 
@@ -168,7 +168,7 @@ def test_the_faster_speed_is_given_more_where_both_bring_as_much():
 def test_an_interrupted_stream_goes_on_with_what_it_had_learned():
     steering = Steering(Letters(), 1, strategy=Strategy(mutated=0.0))
     past = [
-        StreamRun(index, case.features, screen, int("c" in case.features), finding=False)
+        StreamRun(index, case.features, screen, int("c" in case.features))
         for index, (case, screen) in enumerate(play(steering, 160, fresh_from("c")))
     ]
     resumed, new = (Steering(Letters(), 1, strategy=Strategy(mutated=0.0)) for _ in range(2))

@@ -20,8 +20,9 @@ from torch._inductor.pattern_matcher import CallFunction, KeywordArg, Match, reg
 import fuzzcompile.fuzz.generation.cases
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.triage_report import TriageReport
-from fuzzcompile.fuzz.generation.cases import GeneratedCase, GeneratedRecipe, draw_case_at, from_choices
+from fuzzcompile.fuzz.generation.cases import GeneratedCase, draw_case_at, from_choices
 from fuzzcompile.fuzz.generation.profile import Profile, StaleRecipe
+from fuzzcompile.fuzz.generation.recipes import GeneratedRecipe
 from fuzzcompile.fuzz.generation.spec import NEAR_MISSES
 from fuzzcompile.fuzz.idioms import registry
 from fuzzcompile.fuzz.idioms.registry import idiom, idioms, register

@@ -18,8 +18,6 @@ from fuzzcompile.fuzz.opinfo_cells import LAYOUTS, OpInfoCell
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.programs.casefiles.case_module import load_case
 
-pytest.importorskip("expecttest")
-
 CPU = torch.device("cpu")
 ONLY = ("nn.functional.batch_norm", "nn.functional.gelu", "logsumexp", "gather", "heaviside")
 

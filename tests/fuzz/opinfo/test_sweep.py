@@ -14,8 +14,6 @@ from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, OperatorSweep, open_tables
 from fuzzcompile.model.errors import UsageError
 
-pytest.importorskip("expecttest")
-
 
 @pytest.fixture(scope="module")
 def sweep() -> Iterator[OperatorSweep]:

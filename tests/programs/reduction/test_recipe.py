@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from fuzzcompile.fuzz.generation.cases import GeneratedCase, GeneratedRecipe, draw_case_at, from_choices, readability
+from fuzzcompile.fuzz.generation.cases import GeneratedCase, draw_case_at, from_choices
 from fuzzcompile.fuzz.generation.profile import Profile
+from fuzzcompile.fuzz.generation.recipes import GeneratedRecipe, readability
 
 EVERYTHING = Profile()
 Predicate = Callable[[GeneratedCase], bool]

@@ -15,8 +15,8 @@ from fuzzcompile.diagnosis.probe import SignatureLock
 from fuzzcompile.diagnosis.worker.minimization import CandidateTools, capture_programs, make_job
 from fuzzcompile.diagnosis.worker.minimize_task import LocalAsker
 from fuzzcompile.front.minimize_case import MinimizeSubject, read_state, write_state
-from fuzzcompile.fuzz.generation.cases import GeneratedRecipe
 from fuzzcompile.fuzz.generation.profile import Profile
+from fuzzcompile.fuzz.generation.recipes import GeneratedRecipe
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.programs.ir.case_source import CaseText, count_model_lines
 from fuzzcompile.programs.ir.case_text import extract_case
