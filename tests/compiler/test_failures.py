@@ -68,6 +68,21 @@ def compile_and_fail(
 
 
 @pytest.mark.parametrize(
+    ("install", "rewrite", "outcome", "checks"),
+    [(in_handler, "raise_in_handler", "fired", []), (in_check, "sin_off", "refused", ["its check raises ValueError"])],
+    ids=["handler", "check"],
+)
+def test_a_match_whose_rule_raises_is_a_match(install, rewrite: str, outcome: str, checks: list[str]):
+    initialise_patterns(torch.device("cpu"))
+    target, inputs = programs.sine()
+    with install(), open_session(CompileSettings(), make_compilation()) as session, pytest.raises(Exception):  # noqa: B017
+        run(session.compile(target), target, inputs)
+    ledger = session.ledger
+    assert [how for label, how in ledger.coverage if label.rewrite == rewrite] == [outcome]
+    assert [why for label, why in ledger.checks if label.rewrite == rewrite] == checks
+
+
+@pytest.mark.parametrize(
     "install, program, rewrite, stage, backward, message",
     [
         (in_handler, programs.sine, "raise_in_handler", "joint_graph", False, "planted in a handler"),

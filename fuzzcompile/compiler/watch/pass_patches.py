@@ -246,12 +246,18 @@ def _watch_entry(recorder: Recorder, entry: PatternEntry, pass_name: str | None)
         rule = get_label()
         if recorder.refuses(rule):
             return False
-        with recorder.blame(rule):
-            explains = is_explained(rule.stage, rule.rewrite)
-            accepted, why = run_explained(original, match) if explains else (bool(original(match)), "")
-        if not accepted:
-            recorder.count(rule, "refused")
-            recorder.ledger.checks.update([(rule, why)] if why else ())
+        accepted, why = False, ""
+        try:
+            with recorder.blame(rule):
+                explains = is_explained(rule.stage, rule.rewrite)
+                accepted, why = run_explained(original, match) if explains else (bool(original(match)), "")
+        except Exception as error:
+            why = f"its check raises {type(error).__name__}"
+            raise
+        finally:
+            if not accepted:
+                recorder.count(rule, "refused")
+                recorder.ledger.checks.update([(rule, why)] if why else ())
         return accepted
 
     def check(match: Match) -> bool:

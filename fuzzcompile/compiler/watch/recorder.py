@@ -335,6 +335,7 @@ class Recorder:
         nodes = [n for n in match.nodes if isinstance(n, fx.Node)]
         names, site = tuple(n.name for n in nodes), self._make_site(label, nodes)
         before, module = self._stages[-1].mark if self._stages else None, node.graph.owning_module
+        self.count(label, "fired")  # also where it raises
         self._applied.append((len(self._passes), label, names, site))
         try:
             with self.blame(label):
@@ -344,7 +345,6 @@ class Recorder:
         if before is not None and module is not None and (self.snapshots or self.screen):
             with self._contain_errors("what a lowering pattern replaced"):
                 self._keep_lowered_match(before, match, nodes, node, module)
-        self.count(label, "fired")
         self.record_change(label, names, site)
 
     def _keep_lowered_match(
