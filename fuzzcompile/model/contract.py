@@ -200,7 +200,9 @@ class CauseJson(TypedDict, total=False):
     kind: str  # of the change: ``argument``, ``dtype``, ``layout``, ``sharing``, ``size``, ``value``, ``gradient``
     before: str  # the text that the change replaces, and what replaces it, as a user writes it
     after: str
-    still: str  # what the culprit does on the neighbour: ``fires``, ``refused`` by its check, or ``absent``
+    # what the culprit does on the neighbour: ``fires``; in older reports also ``refused`` or ``absent``, where a
+    # neighbour tells nothing
+    still: str
     # what the compiled case computes instead, where that is known: ``neighbour`` if it gives what eager gives on the
     # neighbour, so that what was changed is ignored; None otherwise
     computes: str | None

@@ -144,7 +144,9 @@ class IssueFacts:
         self.target, target = read_target(report), report.get("target")
         self.seen_on_device = target is None or target["confirmed_on_device"]
         self.culprit: CulpritJson | None = report.get("culprit") or None
-        self.cause: CauseJson | None = report.get("cause") or None  # the change under which the case passes
+        # The change under which the case passes; one that keeps the culprit from firing is none.
+        cause = report.get("cause")
+        self.cause: CauseJson | None = cause if cause and cause.get("still", "fires") == "fires" else None
         self.proved = bool(self.culprit and self.culprit.get("necessary"))  # switching it off alone removed the bug
         asked = (read_constants(self.reproducer) or {}).get("NPROC")
         self.nproc = asked if isinstance(asked, int) and asked > 1 else None  # processes that run it together

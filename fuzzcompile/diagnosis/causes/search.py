@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import IntEnum
 
 import torch
 
@@ -165,24 +164,16 @@ _WINDOWS, _SMALLER, _NEIGHBOURS, _PAIRS = 6, 8, 14, 6
 _FURTHER = 6
 
 
-class CulpritActivity(IntEnum):
-    """A culprit's behaviour on a program, the most informative first."""
-
-    FIRES = 0
-    REFUSED = 1
-    ABSENT = 2
-
-
 @dataclass(frozen=True)
 class ScreenResult:
     """What a program showed, compiled without code generation: the bug, or nothing wrong at all (``right``).
 
-    ``still`` is what the culprit did; the ``outputs`` are empty if the compiled program raised.
+    The culprit ``fires`` on it or does not; the ``outputs`` are empty if the compiled program raised.
     """
 
     shows: bool
     right: bool
-    still: CulpritActivity
+    fires: bool
     outputs: Sequence[torch.Tensor] = ()
 
 
@@ -212,9 +203,9 @@ def find_cause(
 ) -> CauseJson | None:
     """The cause of the bug that a report shows; None if no change that was tried mends it.
 
-    ``programs`` are the case's captured graphs with recorded inputs. The causes with the fingerprints ``known`` are
-    tried first, and one under which the culprit still matches is taken. Nothing is compiled after ``deadline``, a value
-    of ``time.monotonic()``.
+    ``programs`` are the case's captured graphs with recorded inputs. A program in which the culprit no longer fires is
+    right whatever the bug is, and tells nothing. The causes with the fingerprints ``known`` are tried first. Nothing is
+    compiled after ``deadline``, a value of ``time.monotonic()``.
     """
     culprit = report.get("culprit")
     if not report.get("is_bug") or culprit is None or not has_fingerprints(culprit.get("stage")):
@@ -226,8 +217,7 @@ def find_cause(
         return None
     window, seen = shown if known else _shrink(*shown, budget)
     verdict = Verdict(report["verdict"])
-    settles = _find_settling(report, window)
-    change, still = _find_nearest(window, budget, known, verdict, settles=settles)
+    change = _find_nearest(window, budget, known, copies_first=_is_sharing(report, window))
     if change is None:
         return None
     neighbour = verdict.kind == "values" and _matches_neighbour(window, change.program, seen)
@@ -236,7 +226,7 @@ def find_cause(
         "kind": change.kind,
         "before": change.before,
         "after": change.after,
-        "still": still.name.lower(),
+        "still": "fires",
         "computes": "neighbour" if neighbour else None,
     }
     return cause if change.program.is_recorded else {**cause, "neighbour": write_source(change.program)}
@@ -272,56 +262,37 @@ def _list_outputs(report: ReportJson) -> Sequence[OutputJson]:
     return (report.get("evidence") or {}).get("outputs") or ()
 
 
-def _find_settling(report: ReportJson, window: Program) -> str | None:
-    """The kind of change that says all there is to say: another layout of what is laid out wrongly, or a copy.
-
-    Where memory is shared otherwise than in eager mode, that is the cause, whatever avoids it.
-    """
-    verdict = Verdict(report["verdict"])
-    if verdict is Verdict.METADATA:
-        return find_symptom(verdict, _list_outputs(report), read_details(report.get("culprit")))
+def _is_sharing(report: ReportJson, window: Program) -> bool:
+    """Return whether memory that is shared otherwise than in eager mode is the cause, whatever avoids it."""
     decomposed = (report.get("culprit") or {}).get("stage") == DECOMPOSITION
     writes = any(statement.writes for statement in window.statements)
-    return SHARING if verdict is Verdict.ALIASING or (decomposed and writes) else None
+    return Verdict(report["verdict"]) is Verdict.ALIASING or (decomposed and writes)
 
 
-def _find_nearest(
-    window: Program, budget: _Budget, known: Collection[str], verdict: Verdict, *, settles: str | None
-) -> tuple[Change | None, CulpritActivity]:
-    """Find the most informative change among those that mend the bug.
+def _find_nearest(window: Program, budget: _Budget, known: Collection[str], *, copies_first: bool) -> Change | None:
+    """Find the most informative change among those that mend the bug while the culprit still fires.
 
-    A known change is taken at once if the culprit still matches, or if it is of the kind that ``settles`` the matter.
-    Of two that say as much, the first is kept. Where the culprit no longer matches, a program may be wrong for two
-    arguments at once: the first of two is the cause that are right only together, and with which it still matches.
+    A known change is taken at once. Of two that say as much, the first is kept. Where no change does, a program may be
+    wrong for two arguments at once: the first of two is the cause that are right only together.
     """
-    changes = generate_changes(window, copies_first=settles == SHARING)
+    changes = generate_changes(window, copies_first=copies_first)
     offered = sorted(changes, key=lambda change: change.fingerprint not in known)
-    best: tuple[Change | None, CulpritActivity] = (None, CulpritActivity.ABSENT)
-    least, further = (CulpritActivity.ABSENT, True), 0
+    best, further = None, 0
     for change, (_, seen) in zip(offered, budget.screen((each.program for each in offered), _NEIGHBOURS), strict=False):
-        further += best[0] is not None
-        # A copy separates two operators, which may affect a pass by more than the layout.
-        weak = change.hides and change.kind not in ("argument", SHARING if settles == SHARING else None)
-        # An operator that is put into the middle of what a pattern matches always hides it; only of a wrong layout is
-        # the plain layout the nearest that is right all the same.
-        layout = change.kind == "layout" and verdict is Verdict.METADATA
-        informative = not change.hides or seen.still is not CulpritActivity.ABSENT or layout
-        if seen.right and informative and (best[0] is None or (seen.still, weak) < least):
-            best, least = (change, seen.still), (seen.still, weak)
-            active = seen.still is not CulpritActivity.ABSENT
-            if change.fingerprint in known and (active or change.kind == settles):
-                break
-            if seen.still is CulpritActivity.FIRES and not weak:
-                break
+        further += best is not None
+        if seen.right and seen.fires:
+            # A copy separates two operators, which may affect a pass by more than the layout.
+            weak = change.hides and change.kind not in ("argument", SHARING if copies_first else None)
+            if not weak or change.fingerprint in known:
+                return change
+            best = best or change
         if further >= _FURTHER:
             break
-    if best[1] is not CulpritActivity.ABSENT:
+    if best is not None:
         return best
     screened, pairs = itertools.tee(_pair_arguments(offered))
     looked = zip(budget.screen((both.program for both in screened), _PAIRS), pairs, strict=False)
-    fitting = (both for (_, seen), both in looked if seen.right and seen.still is CulpritActivity.FIRES)
-    both = next(fitting, None)
-    return best if both is None else (both, CulpritActivity.FIRES)
+    return next((both for (_, seen), both in looked if seen.right and seen.fires), None)
 
 
 def _pair_arguments(changes: Sequence[Change]) -> Iterator[Change]:
@@ -444,16 +415,13 @@ class LocalScreener:
             except MemoryError:
                 raise
             except Exception:  # a part of a program may fail anywhere, in any way
-                return ScreenResult(False, False, CulpritActivity.ABSENT)
+                return ScreenResult(False, False, False)
         # Of wrong values, those are mended that another bug of the same pass leaves with other strides or memory.
         mended = Verdict(self.target.verdict).kind == "values" and probed.is_bug and probed.right_values
         right = probed.verdict in _RIGHT or (mended and probed.verdict in (Verdict.METADATA, Verdict.ALIASING))
-        return ScreenResult(self.target.matches(probed), right, self._find_activity(probed.outcomes), probed.outputs)
+        return ScreenResult(self.target.matches(probed), right, self._fires(probed.outcomes), probed.outputs)
 
-    def _find_activity(self, outcomes: Collection[tuple[str, str, str]]) -> CulpritActivity:
+    def _fires(self, outcomes: Collection[tuple[str, str, str]]) -> bool:
         if self.target.stage not in GRAPH_STAGES:
-            return CulpritActivity.FIRES  # the operator is there as before
-        own = {how for stage, family, how in outcomes if stage == self.target.stage and family in self.target.families}
-        if "fired" in own:
-            return CulpritActivity.FIRES
-        return CulpritActivity.REFUSED if "refused" in own else CulpritActivity.ABSENT
+            return True  # the operator is there as before
+        return any((self.target.stage, family, "fired") in outcomes for family in self.target.families)
