@@ -15,7 +15,8 @@ from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.verdicts import ERRORS, VALUES, Verdict
 from fuzzcompile.report.finding_facts import IssueFacts, case_part
 from fuzzcompile.report.proof import format_entry
-from fuzzcompile.report.wording import title, why_not
+from fuzzcompile.report.titles import title
+from fuzzcompile.report.wording import why_not
 
 # PyTorch's rules for reports that come from a fuzzer, and which of them a finding meets.
 

@@ -31,7 +31,7 @@ _LONGEST = 70  # characters of an expression in a title
 
 def read_constants(source: str | None) -> dict[str, object] | None:
     """The module-level constants of a case file, True for what is no literal; None for any other text."""
-    module, values = _parsed(source), dict[str, object]()
+    module, values = parse_code(source), dict[str, object]()
     if not any(isinstance(node, ast.FunctionDef) and node.name == "make" for node in module):
         return None
     for node in module:
@@ -45,7 +45,7 @@ def read_constants(source: str | None) -> dict[str, object] | None:
 
 def find_expression(source: str | None, operator: str | None = None) -> str | None:
     """The last short expression of a reproducer's function ``program``; of those that call ``operator``, if any do."""
-    for node in _parsed(source):
+    for node in parse_code(source):
         if isinstance(node, ast.FunctionDef) and node.name == "program":
             codes = [code for part in node.body if (code := short(ast.unparse(part))) and not code.isidentifier()]
             calling = [code for code in codes if operator and operator in code]
@@ -65,7 +65,8 @@ def case_part(source: str | None) -> str:
     return re.sub(r'\A\s*("""|\'\'\').*?\1\n', "", body, flags=re.DOTALL).strip()
 
 
-def _parsed(source: str | None) -> list[ast.stmt]:
+def parse_code(source: str | None) -> list[ast.stmt]:
+    """The statements of a text; none of what is no Python."""
     try:
         return ast.parse(source or "").body
     except (SyntaxError, ValueError):

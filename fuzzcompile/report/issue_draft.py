@@ -16,6 +16,7 @@ from fuzzcompile.report.circumstances import WORDS, seen_on, versions
 from fuzzcompile.report.filing import Refusal, rules
 from fuzzcompile.report.finding_facts import IssueFacts, case_part
 from fuzzcompile.report.proof import error_rows
+from fuzzcompile.report.titles import title
 from fuzzcompile.report.wording import find_pair, refusal
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
     machines = [] if facts.machines is None else [("Machines", scrub(seen_on(facts.machines)))]
     return {
         "facts": facts,
-        "title": wording.title(facts),
+        "title": title(facts),
         "summary": wording.summary(facts),
         "script": script,
         "whole_output": scrub(output).strip(),

@@ -1,10 +1,10 @@
-"""The title and the first paragraph of an issue, made only of the facts of a finding."""
+"""The first paragraph of an issue and the parts of its title, made only of the facts of a finding."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.verdicts import ERRORS, VALUES, Verdict
 from fuzzcompile.report.circumstances import WORDS, meaning_for
 from fuzzcompile.report.finding_facts import IssueFacts, read_constants
+from fuzzcompile.report.operations import name_operations
 from fuzzcompile.report.proof import describe_repair, list_changes
 
 # Users that a bug hits, conditions that it takes, versions that have it: the sentences of a draft.
@@ -44,7 +45,7 @@ def reach(facts: IssueFacts) -> str:
     quiet = " Nothing warns of it." if silent else ""
     if facts.promise is not None:
         return f"It breaks a promise that holds only where a setting asks for it ({facts.promise}).{quiet} {seen}"
-    if opt_ins := list(_opt_ins(constants)):
+    if opt_ins := [text for _, text in list_opt_ins(facts)]:
         return f"It needs options that are off by default: `{'`, `'.join(opt_ins)}`.{quiet} {seen}"
     return f"It happens with the default settings.{quiet} {seen}"
 
@@ -58,16 +59,24 @@ _PATHS = {
 }
 
 
-def _opt_ins(constants: Mapping[str, object]) -> Iterator[str]:
-    yield from (f"options={{{key!r}: {value!r}}}" for key, value in _settings(constants.get("OPTIONS")))
-    for area, settings in _settings(constants.get("CONFIG")):
-        yield from (f"torch._{area}.config.{key} = {value!r}" for key, value in _settings(settings))
+def list_opt_ins(facts: IssueFacts) -> list[tuple[str, str]]:
+    """What a program needs that is off by default: a short name (empty if it would say little), and how it is set."""
+    constants = read_constants(facts.reproducer) or {}
+    set_in = [("options={{{0!r}: {1!r}}}", constants.get("OPTIONS"))]
+    set_in += [(f"torch._{area}.config.{{0}} = {{1!r}}", own) for area, own in _settings(constants.get("CONFIG"))]
+    found = [(_shortest(*own), text.format(*own)) for text, settings in set_in for own in _settings(settings)]
     if constants.get("MODE"):
-        yield f"mode={constants['MODE']!r}"
+        found.append((str(constants["MODE"]), f"mode={constants['MODE']!r}"))
     if constants.get("PATH") in _PATHS:
-        yield _PATHS[str(constants["PATH"])]
+        found.append(("", _PATHS[str(constants["PATH"])]))
     if constants.get("DYNAMIC"):
-        yield "dynamic=True"
+        found.append(("", "dynamic=True"))
+    return found
+
+
+def _shortest(key: str, value: object) -> str:
+    """A setting, or the last of the passes that it switches on."""
+    return str(list(value)[-1]) if isinstance(value, dict) and value else key
 
 
 def _settings(value: object) -> list[tuple[str, object]]:
@@ -118,6 +127,7 @@ def _device(facts: IssueFacts) -> str:
 _ERROR = 90  # characters of an error's message in a title
 _NAMESPACES = re.compile(r"(?:[A-Za-z_]\w*::)+")
 _ARGUMENT = re.compile(r"\((\w+)\)$")  # in a cause's fingerprint
+_CALLED = re.compile(r"(\w+)\((\w+)\)$")
 _DTYPE = re.compile(r"\b(?:b?float|u?int|complex)\d+\w*|\bbool\b")
 # Names of values, not of functions, attributes or keywords.
 _NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?![\w.(]|\s*=)")
@@ -164,7 +174,7 @@ def describe_effect(facts: IssueFacts) -> Effect:
         return Effect("gets a wrong graph from a cache on disk")
     if verdict == Verdict.STALE:
         changed = list_changes(facts)[:1]
-        return Effect("runs the graph of an earlier call", f" after `{changed[0][0]}` has changed" if changed else "")
+        return Effect("runs a stale graph", f" after `{changed[0][0]}` has changed" if changed else "")
     if facts.path == EAGER:
         return Effect(WORDS["plain_effect"][Verdict.EAGER_WRONG][0])
     return Effect(*WORDS["plain_effect"].get(verdict, ("behaves differently",)))
@@ -217,12 +227,16 @@ def _computes_its_neighbour(facts: IssueFacts) -> str | None:
     argument = _ARGUMENT.search(str(cause.get("fingerprint") or ""))
     if argument and re.search(rf"\b{argument[1]}\s*=", before):
         return f"ignores `{argument[1]}`"
+    if " = " in before:  # an input with other values
+        return None
     if not before or not after:
         return None
     if not in_users_words(facts, before, after):
         return f"ignores the order of {reordered}" if (reordered := reordering(facts)) else None
     if facts.expression and before in facts.expression:
         return f"is computed as `{facts.expression.replace(before, after)}`"
+    if called := _CALLED.match(str(cause.get("fingerprint") or "")):
+        return f"ignores `{called[2]}` of `{called[1]}`"
     return f"computes `{after}` instead of `{before}`"
 
 
@@ -311,18 +325,7 @@ def _sharing(facts: IssueFacts) -> Effect:
     return Effect("shares other memory", " than in eager")
 
 
-_LONGEST = 140  # characters of a title
 _NAMED = re.compile(r"^\w+ of (?!\d)")  # "mask of bool", "x of shape (1, 2)"; not "size of 1"
-
-
-def title(facts: IssueFacts) -> str:
-    """The user's operation and what goes wrong, on one line: never the pass, which is no word of the user's."""
-    on = f" (compiled for {facts.target}, no GPU used)" if facts.target is not None else ""
-    flat = " ".join((_claim(facts, "torch.compile") + on).split())
-    if len(flat) <= _LONGEST:
-        return flat
-    cut = flat[: _LONGEST - 2].rstrip(" `") + "…"
-    return cut + "`" * (cut.count("`") % 2)
 
 
 def summary(facts: IssueFacts) -> str:
@@ -406,21 +409,42 @@ def _tell_eager_fault(facts: IssueFacts) -> Iterator[str]:
     yield "Nothing warns of it."
 
 
-def _claim(facts: IssueFacts, compiler: str) -> str:
+class Claim(NamedTuple):
+    """The parts of the sentence that says what goes wrong; ``subjects`` are ways to name the operation."""
+
+    subjects: Sequence[str]
+    does: str
+    under: str
+    condition: str
+    then: str
+
+
+def make_claim(facts: IssueFacts, compiler: str = "torch.compile") -> Claim:
+    """The claim of an issue; what follows the subject is put together as it stands."""
     effect = describe_effect(facts)
     if facts.kernel and (facts.without_compiler or _is_kernel_wrong(facts)):
         on = f" on {_device(facts)}" if facts.device else ""
-        return f"`{spell_operator(facts.kernel.removesuffix('.default'))}` {effect.does}{on}{effect.then}"
+        name = facts.kernel.removesuffix(".default")
+        return Claim((f"`{spell_operator(name)}`", f"`{name}`"), effect.does, on, "", effect.then)
+    if facts.verdict == Verdict.STALE:
+        return Claim(("A compiled program",), effect.does, "", "", effect.then)
     # An error of the compiler needs no "under torch.compile".
     bare = facts.without_compiler or facts.verdict in (Verdict.COMPILE_ERROR, Verdict.EAGER_WRONG)
     bare |= facts.target is not None
-    under = "" if bare else f" under {compiler}"
-    subject = f"A program with {_subject(facts)}" if effect.of_program and facts.expression else _subject(facts)
-    return f"{subject} {effect.does}{under}{describe_condition(facts)}{effect.then}"
+    names = name_operations(facts)
+    if effect.of_program:
+        names = tuple(name if name.startswith("a program") else f"a program with {name}" for name in names)
+    subjects = [f"{name[:1].upper()}{name[1:]}" for name in names or ("a program",)]
+    return Claim(subjects, effect.does, "" if bare else f" under {compiler}", describe_condition(facts), effect.then)
+
+
+def _claim(facts: IssueFacts, compiler: str) -> str:
+    claim = make_claim(facts, compiler)
+    return f"{claim.subjects[0]} {claim.does}{claim.under}{claim.condition}{claim.then}"
 
 
 def _subject(facts: IssueFacts) -> str:
-    return f"`{facts.expression}`" if facts.expression else "A program"
+    return next(iter(name_operations(facts)), "a program")
 
 
 def _right_with(facts: IssueFacts) -> str:

@@ -35,8 +35,8 @@ from fuzzcompile.report.circumstances import WORDS, seen_on, versions
 from fuzzcompile.report.filing import find_refusal
 from fuzzcompile.report.finding_facts import IssueFacts
 from fuzzcompile.report.pages.case_page import inline, scrubbed, view_report
+from fuzzcompile.report.titles import title
 from fuzzcompile.report.verdict_text import name_culprit
-from fuzzcompile.report.wording import title
 
 
 class FindingEntry:

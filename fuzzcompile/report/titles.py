@@ -1,0 +1,80 @@
+"""The title of an issue: operation, effect, condition and what has to be switched on, in at most 80 characters."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+
+from fuzzcompile.report.finding_facts import IssueFacts
+from fuzzcompile.report.wording import Claim, list_opt_ins, make_claim
+
+LONGEST = 80
+# What each part costs that a title leaves out or names in fewer words: the cheapest title that fits is taken.
+_SHORT_NAME, _NO_CONDITION, _SHORT_THEN, _NO_THEN, _NO_COMPILER, _NO_OPT_IN = 1, 6, 2, 5, 3, 9
+_PLACE = re.compile(r"^[\w/.-]+\.(?:cpp|h|py):\d+: ")
+_KIND = re.compile(r"^(\w+(?:Error|Exception)?): ")
+# Words with which no title ends.
+_OPEN = frozenset(
+    ("a", "an", "and", "are", "be", "for", "has", "in", "is", "no", "not", "of", "on", "one", "or", "than", "the", "to",
+     "was", "with", "!=")
+)  # fmt: skip
+
+
+def title(facts: IssueFacts) -> str:
+    """The user's operation and what goes wrong, on one line: never the pass, which is no word of the user's.
+
+    Of what does not fit, whole parts are left out; nothing is cut off in the middle of a word.
+    """
+    claim = make_claim(facts)
+    fitting = [(cost, text) for cost, text in _iter_titles(facts, claim) if len(text) <= LONGEST]
+    return min(fitting, key=lambda each: each[0])[1] if fitting else _cut(min(_iter_titles(facts, claim))[1])
+
+
+def _iter_titles(facts: IssueFacts, claim: Claim) -> Iterator[tuple[int, str]]:
+    """Titles with what they leave out, counted."""
+    tag = _tag(facts)
+    parts = itertools.product(
+        [(0, tag), *([(_NO_OPT_IN, "")] if tag and facts.target is None else [])],
+        [(_SHORT_NAME * number, name) for number, name in enumerate(claim.subjects)],
+        [(0, claim.under), *([(_NO_COMPILER, "")] if claim.under else [])],
+        [(0, claim.condition), *([(_NO_CONDITION, "")] if claim.condition else [])],
+        list(_iter_endings(claim.then)),
+    )
+    for chosen in parts:
+        (tags, prefix), (names, subject), (unders, under), (conditions, condition), (thens, then) = chosen
+        text = f"{prefix}{subject} {claim.does}{under}{condition}{then}"
+        yield tags + names + unders + conditions + thens, " ".join(text.split())
+
+
+def _iter_endings(then: str) -> Iterator[tuple[int, str]]:
+    """What follows the effect: whole, the innermost message of an error, its type, and nothing."""
+    if not then.endswith(("…", "…`")):
+        yield 0, then
+    if then.startswith(": "):
+        kind, message = "", then[2:].strip("`")
+        while match := _KIND.match(message):
+            kind, message = match[1], message[match.end() :]
+        message = _PLACE.sub("", message)
+        words = [word for word in message.split() if not word.endswith("…")]
+        if kind:
+            for count in range(len(words), 2, -1):
+                if words[count - 1] not in _OPEN:
+                    yield _SHORT_THEN + 1, f": {kind}: {' '.join(words[:count])}"
+            yield _NO_THEN - 1, f" with {kind}"
+    yield _NO_THEN, ""
+
+
+def _tag(facts: IssueFacts) -> str:
+    """What is off by default and has to be on, before a title."""
+    target = f"[{facts.target}, no GPU used] " if facts.target is not None else ""
+    names = list(dict.fromkeys(name for name, _ in list_opt_ins(facts) if name))
+    return target or (f"[opt-in {names[-1]}] " if names else "")
+
+
+def _cut(text: str) -> str:
+    words: Sequence[str] = text.split()
+    while len(" ".join(words)) > LONGEST and len(words) > 1:
+        words = words[:-1]
+    cut = " ".join(words).rstrip(" ,:;(")
+    return cut + "`" * (cut.count("`") % 2)
