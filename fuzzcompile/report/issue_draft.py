@@ -35,6 +35,10 @@ _RESULTS = {"right": "right", "wrong": "**wrong**", "raises": "**raises**"}
 _PRICE = re.compile(r", [\d.]+ times the run time$")
 # The same where eager mode itself is wrong: what agrees with it is wrong too.
 _AGAINST_WRONG_EAGER = {"right": "as eager: **wrong**", "wrong": "differs"}
+# A line of torch's own log that warns or informs: of this machine, not of the bug.
+_LOGGED = re.compile(r"^[WI]\d{4} \d\d:\d\d:\d\d\.\d+ ")
+# A step below it is rounding in float64.
+_ROUNDING_STEP = 1e-10
 # The compilers' own messages in the log of an error: g++, clang++, Triton, and the last line of a traceback.
 _MESSAGE = re.compile(r"(?:\berror: |^[\w.]*(?:Error|Exception|Failure)\b: ).+")
 
@@ -107,6 +111,7 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
         "queries": facts.queries[:_QUERIES],
         "errors": errors if any(row[key] != proof.NOTHING for row in errors for key in proof.ERRORS) else [],
         "left_out": left_out,
+        "step_says": _tell_step((facts.culprit or {}).get("step") or 0.0),
         "culprit_shown": culprit_shown[:1].upper() + culprit_shown[1:],
         "contributors": contributors,
         "ablations": proof.tried(facts.report, "{:.3g}".format, "–"),
@@ -123,14 +128,23 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
     }
 
 
+def _tell_step(step: float) -> str:
+    if step < _ROUNDING_STEP:
+        return "Its graphs before and after compute the same values in float64."
+    return f"In float64 the graph after it differs from the graph before it by {step:.3g} of the result's size."
+
+
 def _script(facts: IssueFacts) -> tuple[str, str]:
     """The script to show first, and what it printed: the eager one, the plain one, or the one that checks itself."""
     shown = facts.shown
     if facts.without_compiler:
-        return shown["eager_only"].strip(), shown.get("eager_only_output") or ""
-    if facts.plain:
-        return facts.plain.strip(), shown.get("plain_output") or ""
-    return (facts.reproducer or "").strip(), (shown.get("plain_output") or "") if facts.nproc is not None else ""
+        script, output = shown["eager_only"], shown.get("eager_only_output")
+    elif facts.plain:
+        script, output = facts.plain, shown.get("plain_output")
+    else:
+        script, output = facts.reproducer or "", shown.get("plain_output") if facts.nproc is not None else None
+    lines = (line for line in (output or "").splitlines() if not _LOGGED.match(line))
+    return script.strip(), "\n".join(lines)
 
 
 def _shorten(output: str, log: str, limit: int) -> list[str]:

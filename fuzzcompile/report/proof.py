@@ -236,7 +236,11 @@ def name_component(facts: IssueFacts) -> tuple[str, str] | None:
     if facts.proved and facts.culprit is not None and facts.culprit.get("stage") in BY_NAME:
         stage = BY_NAME[str(facts.culprit["stage"])]
         generated = stage.name == CODEGEN and (facts.device or "").startswith("cpu") and facts.target is None
-        return ("Inductor's C++ code generation", "oncall: cpu inductor") if generated else (stage.title, stage.label)
+        if generated:
+            return "Inductor's C++ code generation", "oncall: cpu inductor"
+        file = str(facts.culprit.get("source") or "")
+        by_file = (label for begins, label in WORDS["file_labels"].items() if file.startswith(begins))
+        return stage.title, next(by_file, stage.label)
     wrong = (rung["backend"] for rung in facts.ladder if rung["result"] in ("wrong", "raises"))
     return _RUNGS.get(next(wrong, ""))
 

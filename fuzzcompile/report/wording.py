@@ -47,6 +47,8 @@ def reach(facts: IssueFacts) -> str:
         return f"It breaks a promise that holds only where a setting asks for it ({facts.promise}).{quiet} {seen}"
     if opt_ins := [text for _, text in list_opt_ins(facts)]:
         return f"It needs options that are off by default: `{'`, `'.join(opt_ins)}`.{quiet} {seen}"
+    if draws := [name for name in _NEUTRAL if name in _read_settings(constants)]:
+        return f"It happens with the default settings and `{draws[0]} = True`, for equal random numbers.{quiet} {seen}"
     return f"It happens with the default settings.{quiet} {seen}"
 
 
@@ -72,6 +74,13 @@ def list_opt_ins(facts: IssueFacts) -> list[tuple[str, str]]:
     if constants.get("DYNAMIC"):
         found.append(("", "dynamic=True"))
     return found
+
+
+def _read_settings(constants: Mapping[str, object]) -> set[str]:
+    """The names of the settings that a case sets, of ``torch.compile`` and of the compiler."""
+    areas = constants.get("CONFIG")
+    given = [constants.get("OPTIONS"), *(areas.values() if isinstance(areas, dict) else [])]
+    return {str(key) for settings in given if isinstance(settings, dict) for key in settings}
 
 
 def _shortest(key: str, value: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from findings import CASE, CAUSE, CHECK, COMMIT, CULPRIT, ENVIRONMENT, LADDER, PLAIN, SHOWN, WRONG, facts
+from findings import CASE, CAUSE, CHECK, COMMIT, CULPRIT, ENVIRONMENT, LADDER, PLAIN, PLAIN_OUTPUT, SHOWN, WRONG, facts
 from triage_reports import output
 
 from fuzzcompile.corpus.machines import list_machines
@@ -48,7 +48,6 @@ def test_the_page_before_the_folded_details_holds_all_that_a_triager_asks_for():
         "- **Proof:** the bug is gone after switching off this alone (`addmm` off); "
         "it stays with every other optional rewrite off.",
         "- **Workaround:** `torch._inductor.config.disabled_passes = 'pass_pattern_2'` (run, and the bug is gone)",
-        "- **Related:** not searched.",
     ):
         assert part in page, part
     assert len(page.splitlines()) <= 40
@@ -226,6 +225,47 @@ def test_what_a_composite_operator_calls_on_either_side_is_said():
     assert "eager mode calls `aten.tril`; traced for the compiler it becomes `aten.where.self`, `aten.zeros`" in page
 
 
+def test_what_torch_logs_of_this_machine_is_not_shown():
+    logged = (
+        "W1130 00:05:53.163000 19915 torch/utils/cpp_extension.py:183] [0/0] No CUDA runtime is found, using CUDA_HOME"
+    )
+    text = draft(shown={**SHOWN, "plain_output": f"{logged}\n{PLAIN_OUTPUT}\nE1130 00:05:54.000000 1 an error"})
+    assert "CUDA_HOME" not in text and "Mismatched elements" in text and "an error" in text
+
+
+def test_a_draft_says_nothing_of_a_search_that_was_not_made():
+    assert "Related" not in draft() and "searched: by hand, before filing" in draft()
+
+
+def test_equal_random_numbers_are_told_beside_the_default_settings():
+    source = CASE.replace("import torch\n", "import torch\nOPTIONS = {'fallback_random': True}\n", 1)
+    assert "with the default settings and `fallback_random = True`, for equal random numbers" in draft(
+        reproducer=source
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        (0.5, "differs from the graph before it by 0.5 of the result's size"),
+        (1e-16, "compute the same values in float64"),
+    ],
+)
+def test_what_a_rewrite_changes_is_told_in_words(step, says):
+    assert says in draft(culprit={**CULPRIT, "step": step})
+
+
+@pytest.mark.parametrize(
+    ("source", "label"),
+    [
+        ("torch/_functorch/_aot_autograd/schemas.py", "module: aotdispatch"),
+        ("torch/_subclasses/functional_tensor.py", "module: functionalization"),
+    ],
+)
+def test_the_label_goes_by_the_file_at_fault(source, label):
+    assert f"`{label}`" in draft(culprit={**CULPRIT, "stage": "functionalization", "source": source})
+
+
 def test_paths_behind_options_of_a_compiler_are_cut_too():
     said = "g++ -I/home/someone/include/python3.11 -L/home/someone/lib/python3.11/site-packages/torch/lib a.cpp"
     assert scrub(said) == "g++ -Ipython3.11 -Ltorch/lib a.cpp"
@@ -307,7 +347,6 @@ def test_a_draft_says_since_when_as_far_as_it_was_tried(history, says):
             "off by default: `torch._inductor.config.b2b_gemm_pass = True`",
         ),
         ("MODE = 'max-autotune'\nDYNAMIC = True", "off by default: `mode='max-autotune'`, `dynamic=True`"),
-        ("OPTIONS = {'fallback_random': True}", "It happens with the default settings."),
         ("BACKWARD = True", "the default settings. Nothing warns of it. It was seen on the CPU in training."),
         ("GRAD = 'enabled'", "seen on the CPU with gradients enabled (training was not tried)."),
         ("GRAD = 'inference_mode'", "seen on the CPU under `torch.inference_mode()` (training"),
