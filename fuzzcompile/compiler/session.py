@@ -46,6 +46,7 @@ from fuzzcompile.compiler.watch.compiler_errors import (
     list_raise_frames,
 )
 from fuzzcompile.compiler.watch.fresh_calls import call_anew
+from fuzzcompile.compiler.watch.guarding_settings import list_guarded_places
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.recorder import Recorder
 from fuzzcompile.compiler.watch.stage_patches import watch_backend
@@ -323,6 +324,7 @@ class CompileSession:
             generated=find_generated_place(cause),
             chain=describe_errors(list_causes(cause)),
             site=find_raise_site(origin),
+            guarded=list_guarded_places(cause),
         )
 
 

@@ -13,6 +13,7 @@ from fuzzcompile.compiler.compile_changes import (
     CAPTURE_ONLY,
     CASTS,
     KEPT_CASTS,
+    SETTINGS,
     Backend,
     CompileChange,
     CompilePath,
@@ -130,6 +131,10 @@ def _iter_candidates(culprit: Culprit, ablator: Ablator) -> Iterator[CompileChan
     if left_out:
         yield OmittedPass(left_out, str(culprit.pass_name))
         return
+    if setting := culprit.details.get("setting"):
+        config, _, key = setting.partition(".")
+        yield SETTINGS[config]({key: False})
+        return
     # The stage's settings, as far as the installed torch has them and they change anything.
     own = ablator.experiments.case.settings.own_config
     for settings in get_stage(culprit.stage).workarounds(culprit, own):
@@ -171,6 +176,7 @@ def attribute(ablator: Ablator, *, thorough: bool = False, unsteady: bool = Fals
                 return Attribution(ablations=ablator.ablations)
             ablator = repeating
         attribution = _attribute_to_rewrites(ablator) or _attribute_around_rewrites(ablator)
+        attribution = _attribute_to_setting(ablator, attribution) or attribution
         attribution = _attribute_to_call(ablator, attribution) or attribution
         if attribution.culprit is not None:
             attribution.workaround = find_workaround(ablator, attribution.culprit)
@@ -211,6 +217,24 @@ def _attribute_to_call(ablator: Ablator, unproved: Attribution) -> Attribution |
     if list(blamed) != repairing:
         culprit = Culprit(culprit.stage, None, repairing[0], repairing[0].rpartition(".")[2])
     return Attribution(replace(culprit, necessary=True, confidence="low"))
+
+
+# Settings around the frames of an error that are tried off.
+_MOST_SETTINGS = 4
+
+
+def _attribute_to_setting(ablator: Ablator, unproved: Attribution) -> Attribution | None:
+    """The function that an error came through and that a setting, on by default, runs; nothing is proved otherwise."""
+    failure, culprit = ablator.trial.observation.failure, unproved.culprit
+    if failure is None or (culprit is not None and culprit.necessary is not None):
+        return None
+    for place in failure.guarded[:_MOST_SETTINGS]:
+        if ablator.is_repaired_by(SETTINGS[place.config]({place.key: False})):
+            stage = find_file_stage(place.file) or FUNCTIONALIZATION
+            details: DetailsJson = {"setting": f"{place.config}.{place.key}"}
+            found = Culprit(stage, None, place.function, place.function, source=place.file, line=place.line)
+            return Attribution(replace(found, necessary=True, details=details))
+    return None
 
 
 def _with_frames(ablator: Ablator, culprit: Culprit | None) -> Culprit | None:

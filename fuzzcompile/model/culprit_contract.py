@@ -145,6 +145,7 @@ DetailsJson = TypedDict(
         "program": str,  # of a lost worker, the statement of the generated program
         "statement": str,  # of a generated program, at which it raised
         "error": str,  # the message
+        "setting": str,  # that is on by default and runs the function at fault: config and entry
         "raised": list[FrameJson],  # the three innermost functions of the compiler in which an error rose
         # the functions of the compiler in which a lost worker stood; ``proof`` says when that was written down
         "stack": list[FrameJson],

@@ -59,6 +59,17 @@ class GeneratedPlace:
 
 
 @dataclass(frozen=True)
+class GuardedPlace:
+    """A function of the compiler that runs only where a boolean setting is on: an entry of one of torch's configs."""
+
+    config: str  # ``inductor``, ``dynamo`` or ``functorch``
+    key: str
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True)
 class Failure:
     """An exception that a run raised.
 
@@ -68,6 +79,7 @@ class Failure:
     ``generated`` is the place in the program that the compiler wrote, if that raised by itself; ``origin`` is the type
     of the error that the compiler raised this one for, where it said that, and ``worded`` whether that has a message.
     ``chain`` is the error and those that it was raised for, in turn, and ``site`` is where the last of them was raised.
+    ``guarded`` are the places that it came through behind a setting that is on.
     """
 
     type_name: str
@@ -82,6 +94,7 @@ class Failure:
     worded: bool = field(default=False, compare=False)
     chain: tuple[RaisedError, ...] = field(default=(), compare=False, repr=False)
     site: RaiseSite | None = field(default=None, compare=False, repr=False)
+    guarded: tuple[GuardedPlace, ...] = field(default=(), compare=False, repr=False)
 
     def is_like(self, other: Failure) -> bool:
         """Return whether both are of one type, with the same message up to a colon."""
