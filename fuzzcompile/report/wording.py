@@ -218,7 +218,7 @@ def error_in(facts: IssueFacts, limit: int = _ERROR) -> str:
     """An error on one line, as code where Markdown would read it; of g++, clang++ or the like before torch's own."""
     kind, message = facts.detail.partition(":")[0], re.search(r": error: (.+)", facts.shown.get("error_log") or "")
     compilers = f"{kind}: {_NAMESPACES.sub('', message[1])}" if message is not None and kind.isidentifier() else ""
-    text = fold_lines(compilers or facts.detail, limit) or "an error"
+    text = re.sub(r"\s*\S*…$", " …", fold_lines(compilers or facts.detail, limit)) or "an error"  # no word is cut
     return f"`{text}`" if re.search(r"[<*_]", text) else text
 
 
@@ -340,6 +340,11 @@ _NAMED = re.compile(r"^\w+ of (?!\d)")  # "mask of bool", "x of shape (1, 2)"; n
 def summary(facts: IssueFacts) -> str:
     """The first paragraph: what goes wrong, by how much, for whom, and since which version."""
     return " ".join(filter(None, _sentences(facts)))
+
+
+def tell_claim(facts: IssueFacts) -> str:
+    """The sentence that says what goes wrong, and the nearest program that passes."""
+    return " ".join(filter(None, (_claim(facts, "`torch.compile`") + ".", _right_with(facts))))
 
 
 def why_not(facts: IssueFacts) -> str:

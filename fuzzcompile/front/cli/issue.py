@@ -35,8 +35,19 @@ if TYPE_CHECKING:
 @click.option(
     "--search", is_flag=True, help="First search PyTorch's issues and pull requests for reports on the finding."
 )
+@click.option(
+    "--comment", metavar="ISSUE", help="Print a comment for this report in place of an issue: '#123', or its URL."
+)
 @options.json_output
-def issue(name: str, anyway: bool, conditions: Conditions, location: str | None, search: bool, as_json: bool) -> int:
+def issue(
+    name: str,
+    anyway: bool,
+    conditions: Conditions,
+    location: str | None,
+    search: bool,
+    comment: str | None,
+    as_json: bool,
+) -> int:
     """Print the draft of a GitHub issue, in Markdown, for a finding, a group of minor findings, or a case file.
 
     The group `validation` holds what compiles although eager refuses it: its draft is one issue with a table.
@@ -46,6 +57,9 @@ def issue(name: str, anyway: bool, conditions: Conditions, location: str | None,
 
     --search asks GitHub's search API, with the token of GITHUB_TOKEN or GH_TOKEN if there is one. What it finds is kept
     in the corpus and stands in the draft.
+
+    --comment is for a bug that is reported already: a few lines with what the thread may lack, a smaller script, the
+    place at fault with its proof, and the versions that were tried.
     """
     path = find_case(name)
     if path is None:
@@ -60,7 +74,25 @@ def issue(name: str, anyway: bool, conditions: Conditions, location: str | None,
         raise UsageError(f"--search is for findings of a corpus, and {name} is a file.")
     found = _search(name, location, as_json=as_json) if search else {}
     facts = _collect_facts(path or name, conditions, location)
+    if comment is not None:
+        return _print_comment(name, facts, comment, as_json=as_json)
     return _print_draft(name, facts, found, anyway=anyway, as_json=as_json)
+
+
+def _print_comment(name: str, facts: IssueFacts, report: str, *, as_json: bool) -> int:
+    from fuzzcompile.corpus.transactions import issue_url
+    from fuzzcompile.report.issue_draft import draft_comment
+    from fuzzcompile.report.wording import why_not
+
+    url = issue_url(report)
+    comment = draft_comment(facts, url)
+    if as_json:
+        click.echo(json.dumps({"finding": name, "issue": url, "comment": comment or None}))
+    elif comment:
+        click.echo(comment, nl=False)
+    else:
+        click.echo(f"There is nothing to say of {name} there: {why_not(facts)}.", err=True)
+    return 0
 
 
 def _search(name: str, location: str | None, *, as_json: bool) -> dict[str, object]:

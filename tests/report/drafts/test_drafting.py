@@ -143,3 +143,24 @@ def test_a_merged_finding_leaves_the_folder(store, tmp_path):
     survivor = store.finding(merged).public_id
     assert sorted(path.name for path in (tmp_path / "drafts").iterdir()) == [f"{survivor}.md", "INDEX.md"]
     assert "1 to be filed, 0 refused" in (tmp_path / "drafts" / "INDEX.md").read_text(encoding="utf-8")
+
+
+def test_a_comment_adds_what_the_thread_of_a_known_report_lacks(store, capsys):
+    name, _ = added(store)
+    status, out, err = issue(store, capsys, name, "--comment", "#198270")
+    assert status == 0 and err == ""
+    assert "https://github.com/pytorch/pytorch/issues/198270" in out.splitlines()[0]
+    assert "ignores `alpha` under `torch.compile`. With `alpha=1` instead of `alpha=0.5` the result is correct." in out
+    assert "```python\nimport torch\n" in out and "A script of 8 lines shows it:" in out
+    points = [line.partition(":")[0] for line in out.splitlines() if line.startswith("- ")]
+    assert points[:3] == ["- At fault", "- Proof", "- Workaround"] and points[3].startswith(
+        "- Seen with PyTorch 2.13.0"
+    )
+    answer = json.loads(issue(store, capsys, name, "--comment", "#198270", "--json")[1])
+    assert answer["comment"] == out and answer["issue"].endswith("/198270")
+
+
+def test_a_comment_on_nothing_is_refused(store, capsys):
+    name, _ = added(store)
+    status, _, err = issue(store, capsys, name, "--comment", "soon")
+    assert status == 2 and "soon" in err
