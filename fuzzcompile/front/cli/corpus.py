@@ -22,6 +22,7 @@ from fuzzcompile.front.cli.finding_output import (
     print_finding,
     print_findings,
 )
+from fuzzcompile.front.cli.folded_help import FoldedCommand
 from fuzzcompile.model import hints
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.privacy import strip_password
@@ -38,7 +39,7 @@ def corpus() -> None:
     """List, show, export and import the findings of the corpus."""
 
 
-@corpus.command("list")
+@corpus.command("list", cls=FoldedCommand)
 @click.option("--all", "every", is_flag=True, help="Also list each of those that are counted in one line, by group.")
 @options.corpus
 @options.json_output
@@ -61,7 +62,7 @@ def list_findings(every: bool, location: str | None, as_json: bool) -> int:
     return 0
 
 
-@corpus.command()
+@corpus.command(cls=FoldedCommand)
 @click.argument("finding", shell_complete=complete_findings)
 @options.corpus
 @options.json_output
@@ -84,7 +85,7 @@ def show(finding: str, location: str | None, as_json: bool) -> int:
     return 0
 
 
-@corpus.command()
+@corpus.command(cls=FoldedCommand)
 @click.argument("finding", shell_complete=complete_findings)
 @click.argument("folder", type=options.FOLDER)
 @options.corpus
@@ -96,7 +97,7 @@ def export(finding: str, folder: Path, location: str | None) -> int:
     return 0
 
 
-@corpus.command()
+@corpus.command(cls=FoldedCommand)
 @click.argument("findings", nargs=-1, metavar="[FINDING]...", shell_complete=complete_findings)
 @click.option("--drafts", type=options.FOLDER, help="Write their issue drafts anew into this folder.")
 @options.trust
@@ -138,7 +139,7 @@ def refresh(
     return 3 if counts["not judged"] else 0
 
 
-@corpus.command("import")
+@corpus.command("import", cls=FoldedCommand)
 @click.argument("source", metavar="DIR|FILE|URL", callback=options.warn_of_password)
 @click.option("--trust", "trusted", is_flag=True, help="Let commands run what comes, as if it were from here.")
 @click.option(
@@ -200,7 +201,7 @@ def import_findings(source: str, trusted: bool, whole: bool, location: str | Non
     return 0
 
 
-@corpus.command()
+@corpus.command(cls=FoldedCommand)
 @click.argument("findings", nargs=-1, metavar="[FINDING]...", shell_complete=complete_findings)
 @click.option("--all", "every", is_flag=True, help="Trust all that the corpus holds.")
 @options.corpus
@@ -217,7 +218,7 @@ def trust(findings: tuple[str, ...], every: bool, location: str | None) -> int:
     return 0
 
 
-@corpus.command()
+@corpus.command(cls=FoldedCommand)
 @options.corpus
 @options.json_output
 def stats(location: str | None, as_json: bool) -> int:
@@ -242,7 +243,7 @@ def stats(location: str | None, as_json: bool) -> int:
     return 0
 
 
-@corpus.command()
+@corpus.command(cls=FoldedCommand)
 @click.option("--older-than", "days", default=30, show_default=True, metavar="DAYS", type=click.IntRange(0))
 @click.option("--dry-run", "dry", is_flag=True, help="Only say what would go.")
 @options.corpus
@@ -295,7 +296,7 @@ def _format_megabytes(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
 
 
-@corpus.command()
+@corpus.command(cls=FoldedCommand)
 @click.argument("name", metavar="HASH")
 @options.corpus
 @options.json_output
@@ -356,7 +357,7 @@ def _format_rerun(run: JudgedRun) -> str:
 # ``fuzzcompile report``.
 
 
-@click.command()
+@click.command(cls=FoldedCommand)
 @options.output_file(
     "--out",
     required=True,

@@ -14,6 +14,7 @@ import click
 
 from fuzzcompile.front.cli import options
 from fuzzcompile.front.cli.finding_output import format_columns
+from fuzzcompile.front.cli.folded_help import FoldedCommand
 from fuzzcompile.model.conditions import choose_running_device
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.model.stages import STAGES
@@ -31,7 +32,7 @@ _COVERAGE_COLUMNS = (
 _MANY_NAMES = ("decomposition", "lowering", "kernel")
 
 
-@click.command()
+@click.command(cls=FoldedCommand)
 @click.option("--stage", metavar="STAGE", help="Only this stage, with all its names.")
 @click.option(
     "--attention",
@@ -273,7 +274,7 @@ _SETTING = re.compile(r"\bconfig\.([\w.]*\w)")
 _PASS_COLUMNS = ("stage", "kind", "name", "pass", "on", "fired", "refused", "source", "when")
 
 
-@click.command()
+@click.command(cls=FoldedCommand)
 @click.option("--stage", type=click.Choice(STAGES), help="Only this stage; with all its operators.")
 @click.option("--never", is_flag=True, help="Only passes and patterns that the corpus has not seen fire.")
 @options.device

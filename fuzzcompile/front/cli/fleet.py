@@ -14,6 +14,7 @@ import click
 from fuzzcompile.front.cli import options
 from fuzzcompile.front.cli.case_arguments import open_corpus
 from fuzzcompile.front.cli.finding_output import format_columns
+from fuzzcompile.front.cli.folded_help import FoldedCommand
 from fuzzcompile.model.hints import format_command
 from fuzzcompile.model.words import count_noun
 
@@ -27,7 +28,7 @@ def fleet() -> None:
     """Watch all campaigns that write to one corpus."""
 
 
-@fleet.command()
+@fleet.command(cls=FoldedCommand)
 @options.corpus
 @options.json_output
 def status(location: str | None, as_json: bool) -> int:

@@ -10,13 +10,14 @@ import click
 from click.shell_completion import get_completion_class
 
 from fuzzcompile.front.cli import options
+from fuzzcompile.front.cli.folded_help import FoldedCommand
 from fuzzcompile.model.conditions import choose_running_device
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.privacy import strip_password
 from fuzzcompile.model.settings import SETTINGS, ActiveSettings, SettingSource, read_settings
 
 
-@click.command()
+@click.command(cls=FoldedCommand)
 @options.device
 @options.target
 @options.corpus
@@ -43,7 +44,7 @@ def doctor(device: str, target: str | None, location: str | None, as_json: bool)
     return 3 if unfit else 0
 
 
-@click.command()
+@click.command(cls=FoldedCommand)
 @options.json_output
 def config(as_json: bool) -> int:
     """Show the settings in force, and where each comes from.
@@ -96,7 +97,7 @@ def _format_value(value: object) -> str:
 _SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command()
+@click.command(cls=FoldedCommand)
 @click.argument("shell", required=False)
 def completion(shell: str | None) -> int:
     """Print the completion script for SHELL (bash, zsh or fish; default: $SHELL).

@@ -18,6 +18,7 @@ from fuzzcompile.front.cli.case_arguments import (
     open_existing_corpus,
     require_corpus,
 )
+from fuzzcompile.front.cli.folded_help import FoldedCommand
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.hints import format_command
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from fuzzcompile.report.finding_facts import IssueFacts
 
 
-@click.command()
+@click.command(cls=FoldedCommand)
 @click.argument("name", metavar="FINDING|GROUP|CASE", shell_complete=complete_cases_and_findings)
 @click.option("--anyway", is_flag=True, help="Print the draft of what is not to be filed, the reason on top.")
 @options.conditions
@@ -164,7 +165,7 @@ def _print_draft(name: str, facts: IssueFacts, found: Mapping[str, object], *, a
 _TAKES = {"known": ("ISSUE", "#123"), "dup": ("FINDING", "F1")}
 
 
-@click.command()
+@click.command(cls=FoldedCommand)
 @click.argument("name", metavar="FINDING|GROUP", shell_complete=complete_findings)
 @click.argument("status", metavar="known|dup|fixed|invalid|wontfix|open")
 @click.argument("of", required=False, metavar="[ISSUE|FINDING]")

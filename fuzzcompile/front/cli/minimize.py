@@ -13,6 +13,7 @@ import click
 
 from fuzzcompile.front.cli import case_arguments, options
 from fuzzcompile.front.cli.case_arguments import find_case, open_existing_corpus, require_corpus, require_trusted
+from fuzzcompile.front.cli.folded_help import FoldedCommand
 from fuzzcompile.model import hints
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.contract import read_target
@@ -34,7 +35,7 @@ _SECONDS_OF_ANOTHER = 15.0
 _INTERRUPTED = 130
 
 
-@click.command()
+@click.command(cls=FoldedCommand)
 @click.argument(
     "name", required=False, metavar="[CASE|FINDING]", shell_complete=case_arguments.complete_cases_and_findings
 )

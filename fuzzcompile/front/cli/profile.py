@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.front.cli import options
+from fuzzcompile.front.cli.folded_help import FoldedCommand
 from fuzzcompile.model.conditions import Conditions, Limits, choose_running_device, list_modes
 from fuzzcompile.model.hints import CommandSubject, format_command
 from fuzzcompile.model.settings import FiniteRange
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _SECONDS = 900.0
 
 
-@click.command()
+@click.command(cls=FoldedCommand)
 @click.argument("case", required=False, type=options.NamedPath(), metavar="[CASE]")
 @options.model("case", size="narrow")
 @click.option(

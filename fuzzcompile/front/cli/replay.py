@@ -16,6 +16,7 @@ import click
 from fuzzcompile.front.cli import options
 from fuzzcompile.front.cli.case_arguments import complete_findings, open_corpus, require_trusted
 from fuzzcompile.front.cli.finding_output import format_columns
+from fuzzcompile.front.cli.folded_help import FoldedCommand
 from fuzzcompile.model import hints
 from fuzzcompile.model.conditions import Conditions, Limits, choose_running_device
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from fuzzcompile.corpus.replay.replay_run import Record, ReplayRun
 
 
-@click.command()
+@click.command(cls=FoldedCommand)
 @click.option(
     "--select",
     "selection",

@@ -12,6 +12,7 @@ import click
 
 from fuzzcompile.front.cli import options
 from fuzzcompile.front.cli.case_arguments import open_corpus
+from fuzzcompile.front.cli.folded_help import FoldedCommand
 from fuzzcompile.front.cli.options import setting_option
 from fuzzcompile.model import hints
 from fuzzcompile.model.conditions import Conditions
@@ -40,7 +41,7 @@ _seed = click.option(
 )
 
 
-@click.command()
+@click.command(cls=FoldedCommand)
 @click.option("--budget", default="10m", show_default=True, metavar="90s|10m|1h|200c", help="Time or number of cases.")
 @options.conditions
 @_seed
@@ -371,7 +372,7 @@ class _CampaignCommand:
 # ``fuzzcompile generate``.
 
 
-@click.command()
+@click.command(cls=FoldedCommand)
 @_seed
 @click.option("--count", default=10, show_default=True, type=click.IntRange(1), help="How many.")
 @click.option("--start", default=0, show_default=True, type=click.IntRange(0), help="Index of the first.")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fuzzcompile.front.cli import options
+from fuzzcompile.front.cli.folded_help import FoldedCommand
 from fuzzcompile.front.cli.options import setting_option
 from fuzzcompile.model.conditions import Conditions, Question
 from fuzzcompile.model.errors import CaseError
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from fuzzcompile.report.output_files import EventLog
 
 
-@click.command()
+@click.command(cls=FoldedCommand)
 @click.argument("cases", nargs=-1, type=options.NamedPath(), metavar="[CASE...]")
 @options.model("cases", lambda path: (path,))
 @options.question
@@ -52,7 +53,7 @@ def triage(**given: Any) -> int:
     return _TriageCommand(**given).run()
 
 
-@click.command()
+@click.command(cls=FoldedCommand)
 @click.argument("case", required=False, type=options.NamedPath())
 @options.model("case")
 @options.question

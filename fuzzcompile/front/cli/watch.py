@@ -13,6 +13,7 @@ import click
 
 from fuzzcompile.analyses.watch.step_records import DEFAULT_EVERY
 from fuzzcompile.front.cli import options
+from fuzzcompile.front.cli.folded_help import FoldedCommand
 from fuzzcompile.model.conditions import Conditions, Limits
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _WIDTH = 120  # where standard error is no terminal
 
 
-@click.command()
+@click.command(cls=FoldedCommand)
 @click.argument("script", type=options.PATH)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option(

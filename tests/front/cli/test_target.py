@@ -48,7 +48,7 @@ def test_a_target_runs_on_the_cpu_whatever_the_machine_has():
 
 @pytest.mark.parametrize("command", ALL)
 def test_the_help_lists_the_targets(command, capsys):
-    assert call(command, "--help") == 0
+    assert call(command, "--help-all") == 0
     text = " ".join(capsys.readouterr().out.split())
     assert f"--target {'|'.join(TARGETS)}" in text
 

@@ -97,7 +97,7 @@ def test_config_says_what_is_in_force_and_from_where(project, monkeypatch, capsy
 
 def test_each_variable_stands_in_the_help(capsys):
     for command in ("triage", "run"):
-        assert call(command, "--help") == 0
+        assert call(command, "--help-all") == 0
     text = "".join(capsys.readouterr().out.split())
     assert not [known.variable for known in SETTINGS if known.variable not in text]
 
