@@ -25,8 +25,10 @@ from fuzzcompile.programs.edits.pattern_program import PatternProgram
 
 # Percentage of the places of each further source, before steering knows better.
 _SHARES = {OPINFO: 14, RULE: 12}
-# One rule is drawn from at so many places in a row, while a worker makes the programs of the next one.
-_WINDOW = 24
+# One rule has its turn for so many places, while a worker makes the programs of the next one.
+_WINDOW = 16
+# Percentage of cases that are of a rule whose turn is over.
+_EARLIER = 40
 # A rule is the first of so many that has not fired yet.
 _CHOICE = 8
 # Of the cases of a rule, the percentage that are its program as it is.
@@ -39,7 +41,8 @@ MakePrograms = Callable[[AimRule], Future[tuple[PatternProgram, ...]]]
 class RuleSource(CaseSource):
     """Programs of the registered rules and near misses of them; workers make the programs of one rule after another.
 
-    A rule that has not fired yet comes before others. While its programs are not there, it has no case.
+    A rule that has not fired yet comes before others. While its programs are not there, those of earlier ones are drawn
+    from.
     """
 
     focus: FocusSource
@@ -58,12 +61,14 @@ class RuleSource(CaseSource):
         self._fired = reached
 
     def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase | None:
-        """Return a case of the rule whose turn it is; None if no program of it is known."""
-        aim = self.prepare(seed, index)
-        programs = self._made[aim.sources[0]]
-        if not programs:
+        """Return a case of the rule whose turn it is, or of one whose turn is over; None if no program is known."""
+        now, rng = self.prepare(seed, index), random.Random(f"fuzzcompile rule {seed} {index} {candidate}")
+        known = {aim.label: aim for _, aim in sorted(self._chosen.items()) if self._made.get(aim.sources[0])}
+        if not known:
             return None
-        rng = random.Random(f"fuzzcompile rule {seed} {index} {candidate}")
+        earlier = now.label not in known or rng.randrange(100) < _EARLIER
+        aim = rng.choice(list(known.values())) if earlier else now
+        programs = self._made[aim.sources[0]]
         arm: Arm = "program" if rng.randrange(100) < _UNCHANGED else "near_miss"
         case = replace(self.focus, programs=programs).draw(aim, arm, seed, index, rng)
         return replace(case, features=(RULE, *case.features))
