@@ -68,6 +68,8 @@ def _name_call(function: ast.expr) -> str:
     name = text.rpartition(".")[2]
     if name in _AROUND or not isinstance(function, ast.Attribute) or text.startswith("self."):
         return ""
+    if operator := re.match(r"torch\.ops\.(aten\.\w+)", text):
+        return operator[1]
     return text if re.fullmatch(r"(torch|F|nn)[.\w]+", text) else name
 
 

@@ -233,9 +233,10 @@ def _computes_its_neighbour(facts: IssueFacts) -> str | None:
     if cause.get("computes") != "neighbour" or cause.get("kind") not in ("argument", "value"):
         return None
     before, after = _sides(facts)
-    argument = _ARGUMENT.search(str(cause.get("fingerprint") or ""))
-    if argument and re.search(rf"\b{argument[1]}\s*=", before):
-        return f"ignores `{argument[1]}`"
+    called = _CALLED.match(str(cause.get("fingerprint") or ""))
+    if called and re.search(rf"\b{called[2]}\s*=", before):
+        own = re.search(rf"\b{called[1]}(\.\w+)?\(", (facts.expression or "").partition(")")[0])
+        return f"ignores `{called[2]}`" + ("" if own else f" of `{called[1]}`")
     if " = " in before:  # an input with other values
         return None
     if not before or not after:
@@ -244,7 +245,7 @@ def _computes_its_neighbour(facts: IssueFacts) -> str | None:
         return f"ignores the order of {reordered}" if (reordered := reordering(facts)) else None
     if facts.expression and before in facts.expression:
         return f"is computed as `{facts.expression.replace(before, after)}`"
-    if called := _CALLED.match(str(cause.get("fingerprint") or "")):
+    if called:
         return f"ignores `{called[2]}` of `{called[1]}`"
     return f"computes `{after}` instead of `{before}`"
 

@@ -112,6 +112,7 @@ SOFTMAX = "scores.softmax(-2) @ v"
         ("x.std(correction=0)", "std(correction)", "x.std(correction=0)", "x.std()", "ignores `correction`"),
         (SOFTMAX, "softmax(dim)", "softmax(-2)", "softmax(-1)", f"`{SOFTMAX}` is computed as `scores.softmax(-1) @ v`"),
         ("g(x)", "softmax(dim)", "y.softmax(-2)", "y.softmax(-1)", "ignores `dim` of `softmax`"),
+        ("torch.matmul(y, x)", "softmax(dim)", "dim=-2", "dim=-1", "`torch.matmul(y, x)` ignores `dim` of `softmax`"),
     ],
 )
 def test_what_is_ignored_is_named(expression, fingerprint, before, after, effect):
