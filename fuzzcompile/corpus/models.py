@@ -186,7 +186,7 @@ class FindingRow(Base):
     # A word of `fuzzcompile.model.severity.Severity`.
     severity: Mapped[str | None] = mapped_column(String(32), index=True)
     umbrella: Mapped[str | None] = mapped_column(String(64), index=True)
-    # What a person said of it (`fuzzcompile mark`), with ``status``.
+    # What a person said of it (`fuzzcompile corpus mark`), with ``status``.
     issue: Mapped[str | None]
     note: Mapped[str | None]
     duplicate_of_id: Mapped[int | None] = mapped_column(ForeignKey("findings.id"))
@@ -315,7 +315,7 @@ class Related(MappedAsDataclass, Base):
 
 
 class Umbrella(MappedAsDataclass, Base):
-    """A group of findings with one cause, and what a person said of it (`fuzzcompile mark`)."""
+    """A group of findings with one cause, and what a person said of it (`fuzzcompile corpus mark`)."""
 
     __tablename__ = "umbrellas"
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Ended = Literal["budget", "interrupted", "max-findings", "exhausted", "failed"]
 Outcome = Literal["fired", "refused", "fallback"]
-# What a person says of a finding (`fuzzcompile mark`); "open" until then.
+# What a person says of a finding (`fuzzcompile corpus mark`); "open" until then.
 Status = Literal["open", "known", "dup", "fixed", "invalid", "wontfix"]
 
 

@@ -67,7 +67,7 @@ def find_rewrite_fate(experiments: Experiments, trial: Trial, steps: Sequence[St
         on = any(rule.on is not False for rule in known)
         why = "it is on, and found nothing to match" if on else _describe_when_on(experiments, known, name)
         said = f"did not run: {why}"
-    said = said or "no rewrite of this torch has that name; `fuzzcompile passes` lists them"
+    said = said or "no rewrite of this torch has that name; `fuzzcompile coverage --rules` lists them"
     return {"name": name, "ran": ran, "changed_bits": bool(moved), "on": on, "said": said}
 
 

@@ -20,13 +20,10 @@ _QUESTION = ("against", "contract", "call", "module", "math_only", "nproc")
 # What each command takes of the options that belong to a subject. The others are left out of its command lines.
 _TAKES: Mapping[str, tuple[str, ...]] = {
     "triage": (*_CASES, *_QUESTION),
-    "bisect": (*_CASES, *_QUESTION),
     "minimize": ("corpus", "out", "others", *_CASES),
     "issue": ("corpus", *_CASES),
     "profile": ("device", "veto", "plant", "max_memory", "call", "module", "math_only"),
     "corpus": ("corpus",),
-    "fleet": ("corpus",),
-    "mark": ("corpus",),
     "replay": ("corpus",),
 }
 

@@ -55,7 +55,7 @@ class Setting:
     """One setting."""
 
     key: str  # its name in ``[tool.fuzzcompile]``, and that of the option (``--max-memory``)
-    says: str  # what it sets, for ``fuzzcompile config``
+    says: str  # what it sets, for ``fuzzcompile doctor --settings``
     default: SettingValue | None = None  # what is built in; None where a command decides
     type: click.ParamType[Any] = click.STRING  # what values it takes, on the command line as elsewhere
     requirement: str = "text"  # the same in words, to complete "give ..."

@@ -185,13 +185,14 @@ def _unproved(facts: IssueFacts) -> Refusal | None:
     else:
         name = culprit.get("rewrite") or culprit.get("pass") or culprit.get("family")
         reason = f"`{name}` is a suspect, not a proof: switching it off alone was not shown to repair the case"
-    words = ("corpus", "refresh") if facts.subject.is_finding else ("bisect",)
-    further = facts.subject.format_command(*words, timeout=_MORE_SECONDS)
+    is_stored, subject = facts.subject.is_finding, facts.subject
+    words = ("corpus", "refresh") if is_stored else ("triage",)
+    further = subject.format_command(*words, timeout=_MORE_SECONDS, proof=not is_stored)
     return Refusal(reason, f"a proved culprit: `{further}` looks further, with more time")
 
 
 def _reopened(subject: CommandSubject) -> str:
-    return subject.format_command("mark", after=("open",))
+    return subject.format_command("corpus", "mark", after=("open",))
 
 
 # The index of a folder of drafts: what is fit to be filed, the worst first, then what is refused, and why.

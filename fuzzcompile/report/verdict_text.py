@@ -213,7 +213,7 @@ def advice(report: ReportJson, name: str | CommandSubject) -> str:
     minimize = subject.format_command("minimize")
     commands = f"`{minimize}` makes the reproducer, `{subject.format_command('issue')}` the draft"
     if not subject.is_taken_whole_by("minimize"):
-        proof = f"`{subject.format_command('bisect')}` shows the proof"
+        proof = f"`{subject.format_command('triage', proof=True)}` shows the proof"
         rest = f", and `{minimize}` makes a reproducer if the bug shows in the whole program too"
         commands = proof if subject.options.get("nproc") else f"{proof}{rest}"
     return f"{doubt}{again}{until}report it: {commands}"

@@ -72,7 +72,7 @@ def test_a_subject_keeps_the_options_that_the_command_takes():
         "p.py",
     ]
     assert words(subject.format_command("issue")) == ["issue", "m.py", "--device", "cpu", "--plant", "p.py"]
-    assert subject.is_taken_whole_by("bisect") and not subject.is_taken_whole_by("minimize")
+    assert subject.is_taken_whole_by("triage") and not subject.is_taken_whole_by("minimize")
 
 
 def test_where_no_script_of_ours_is_on_the_path_the_interpreter_is_named(monkeypatch):

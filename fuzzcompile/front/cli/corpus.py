@@ -354,7 +354,7 @@ def _format_rerun(run: JudgedRun) -> str:
     return hints.format_command("triage", "case.py", device=device, target=target, veto=vetoes)
 
 
-# ``fuzzcompile report``.
+# ``fuzzcompile corpus report``.
 
 
 @click.command(cls=FoldedCommand)

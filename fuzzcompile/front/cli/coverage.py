@@ -1,4 +1,4 @@
-"""``fuzzcompile coverage`` and ``fuzzcompile passes``."""
+"""``fuzzcompile coverage``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -48,22 +48,19 @@ _MANY_NAMES = ("decomposition", "lowering", "kernel")
     help="Also judge cases of these campaigns anew for TIME, in random order, with a probe in each statement and "
     "branch of the compiler's Python, and count what they reach.",
 )
+@click.option(
+    "--rules",
+    is_flag=True,
+    help="List the stages, passes, patterns and settings of the installed torch instead, one a row: whether it runs "
+    "under the present settings and on what condition, where its source is, and how often it fired or was refused.",
+)
+@click.option("--never", is_flag=True, help="With --rules: only passes and patterns that were never seen to fire.")
 @options.output_file("--report", parents=True, help="Also write the whole table, with reasons, to FILE as Markdown.")
 @options.device
 @options.target
 @options.corpus
 @options.json_output
-def coverage(
-    stage: str | None,
-    attention: bool,
-    within: str | None,
-    code: str | None,
-    report: Path | None,
-    device: str,
-    target: str | None,
-    location: str | None,
-    as_json: bool,
-) -> int:
+def coverage(rules: bool, never: bool, **given: Any) -> int:
     """Show what campaigns have reached of the installed torch: rewrites, decompositions, lowerings, kernels.
 
     For each stage, the table counts the rules that torch registers; those that fired; those that matched but were
@@ -74,6 +71,23 @@ def coverage(
     checked on some versions of torch only: on others, the share of everything registered stands alone. With --target,
     the rules are those registered for that device, and only campaigns for it count.
     """
+    if rules:
+        named = {name: given[name] for name in ("stage", "device", "target", "location", "as_json")}
+        return _list_rules(**named, never=never)
+    return _show_coverage(**given)
+
+
+def _show_coverage(
+    stage: str | None,
+    attention: bool,
+    within: str | None,
+    code: str | None,
+    report: Path | None,
+    device: str,
+    target: str | None,
+    location: str | None,
+    as_json: bool,
+) -> int:
     from fuzzcompile.fuzz.campaign.budget import parse_seconds
 
     seconds = None if within is None else parse_seconds(within, "--within")
@@ -266,7 +280,7 @@ def _format_percent(share: float | None, digits: int = 1) -> str:
     return "-" if share is None else f"{100 * share:.{digits}f} %"
 
 
-# ``fuzzcompile passes``.
+# ``fuzzcompile coverage --rules``.
 
 # There are hundreds of these: they are listed only with --stage.
 _MANY_PASSES = ("decomposition", "lowering")
@@ -274,23 +288,14 @@ _SETTING = re.compile(r"\bconfig\.([\w.]*\w)")
 _PASS_COLUMNS = ("stage", "kind", "name", "pass", "on", "fired", "refused", "source", "when")
 
 
-@click.command(cls=FoldedCommand)
-@click.option("--stage", type=click.Choice(STAGES), help="Only this stage; with all its operators.")
-@click.option("--never", is_flag=True, help="Only passes and patterns that the corpus has not seen fire.")
-@options.device
-@options.target
-@options.corpus
-@options.json_output
-def passes(stage: str | None, never: bool, device: str, target: str | None, location: str | None, as_json: bool) -> int:
-    """List the stages, passes, patterns and settings of the installed torch that fuzzcompile knows.
-
-    Each row says whether it runs under the present settings and on what condition, where its source is, and how often
-    it fired in the corpus, or matched and was refused by its own check. Operators that Inductor decomposes or lowers
-    itself are counted; --stage and --json list them. With --target, the rows are what is registered for that device.
-    """
+def _list_rules(
+    *, stage: str | None, device: str, target: str | None, location: str | None, never: bool, as_json: bool
+) -> int:
     from fuzzcompile.analyses.coverage import list_rules
     from fuzzcompile.run.device import resolve_device
 
+    if stage is not None and stage not in STAGES:
+        raise UsageError(f"--stage {stage}: with --rules it is one of {', '.join(STAGES)}.")
     rows, corpus = list_rules(resolve_device(choose_running_device(device, target)), location, target=target)
     if corpus is None and never:
         click.echo("fuzzcompile: there is no corpus, so nothing was seen to fire; name one with --corpus.", err=True)

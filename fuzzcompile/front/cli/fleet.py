@@ -1,4 +1,4 @@
-"""``fuzzcompile fleet``: the state of all campaigns on a corpus."""
+"""``fuzzcompile corpus fleet``: the state of all campaigns on a corpus."""
 
 from __future__ import annotations
 

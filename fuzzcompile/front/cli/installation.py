@@ -1,4 +1,4 @@
-"""``fuzzcompile doctor``, ``fuzzcompile config`` and ``fuzzcompile completion``."""
+"""``fuzzcompile doctor`` and ``fuzzcompile completion``."""
 
 from __future__ import annotations
 
@@ -21,14 +21,21 @@ from fuzzcompile.model.settings import SETTINGS, ActiveSettings, SettingSource, 
 @options.device
 @options.target
 @options.corpus
+@click.option("--settings", is_flag=True, help="Show the settings in force instead, and where each comes from.")
 @options.json_output
-def doctor(device: str, target: str | None, location: str | None, as_json: bool) -> int:
+def doctor(device: str, target: str | None, location: str | None, settings: bool, as_json: bool) -> int:
     """Say whether a campaign can run here, and what to do if not.
 
     Checks torch, devices, which SDPA kernels take which inputs, the C++ compiler, the functions of torch that
     fuzzcompile hooks and the corpus, and compiles a small program. With --target, also tells how each stage can be
     looked at for that device.
+
+    A setting comes from the command line, else from its environment variable, else from [tool.fuzzcompile] in the
+    nearest pyproject.toml that has it, here or above, else it is built in. Relative paths in pyproject.toml are
+    relative to that file. With --settings the exit status is 2 if a value is wrong, or a key unknown.
     """
+    if settings:
+        return _show_settings(as_json=as_json)
     from fuzzcompile.front.machine_checks import examine
 
     checks = examine(choose_running_device(device, target), location, target)
@@ -44,15 +51,7 @@ def doctor(device: str, target: str | None, location: str | None, as_json: bool)
     return 3 if unfit else 0
 
 
-@click.command(cls=FoldedCommand)
-@options.json_output
-def config(as_json: bool) -> int:
-    """Show the settings in force, and where each comes from.
-
-    A setting comes from the command line, else from its environment variable, else from [tool.fuzzcompile] in the
-    nearest pyproject.toml that has it, here or above, else it is built in. Relative paths in pyproject.toml are
-    relative to that file. The exit status is 2 if a value is wrong, or a key unknown.
-    """
+def _show_settings(*, as_json: bool) -> int:
     settings = read_settings()
     if not as_json:
         _print_settings(settings)

@@ -159,7 +159,7 @@ def _print_draft(name: str, facts: IssueFacts, found: Mapping[str, object], *, a
     return 0
 
 
-# ``fuzzcompile mark``.
+# ``fuzzcompile corpus mark``.
 
 # What a status takes besides itself, and an example of it.
 _TAKES = {"known": ("ISSUE", "#123"), "dup": ("FINDING", "F1")}
@@ -185,7 +185,7 @@ def mark(name: str, status: str, of: str | None, note: str | None, location: str
     if not what and of is not None:
         raise UsageError(f"{known} takes nothing more, but {of!r} was given: put words into --note.")
     if what and of is None:
-        typed = format_command("mark", name, known, example, corpus=location)
+        typed = format_command("corpus", "mark", name, known, example, corpus=location)
         raise UsageError(f"{known} needs the {what}: such as `{typed}`.")
     issue = issue_url(of) if known == "known" and of is not None else None
     with open_corpus(location) as store:

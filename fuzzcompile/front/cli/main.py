@@ -10,16 +10,16 @@ from typing import NoReturn
 import click
 
 from fuzzcompile.front.cli.corpus import corpus, report
-from fuzzcompile.front.cli.coverage import coverage, passes
+from fuzzcompile.front.cli.coverage import coverage
 from fuzzcompile.front.cli.fleet import fleet
-from fuzzcompile.front.cli.installation import completion, config, doctor
+from fuzzcompile.front.cli.installation import completion, doctor
 from fuzzcompile.front.cli.issue import issue, mark
 from fuzzcompile.front.cli.minimize import minimize
 from fuzzcompile.front.cli.options import check_settings
 from fuzzcompile.front.cli.profile import profile
 from fuzzcompile.front.cli.replay import replay
 from fuzzcompile.front.cli.run import generate, run
-from fuzzcompile.front.cli.triage import bisect, triage
+from fuzzcompile.front.cli.triage import triage
 from fuzzcompile.front.cli.watch import watch
 from fuzzcompile.model import hints
 from fuzzcompile.model.errors import FuzzcompileError, UsageError, describe_error
@@ -39,6 +39,17 @@ _FORMER = {
 }
 
 
+# Commands of earlier versions, and what does the same; they go on working.
+_MOVED = {
+    "bisect": ("triage", "--proof"),
+    "config": ("doctor", "--settings"),
+    "fleet": ("corpus", "fleet"),
+    "mark": ("corpus", "mark"),
+    "passes": ("coverage", "--rules"),
+    "report": ("corpus", "report"),
+}
+
+
 class _Commands(click.Group):
     """The commands, with a hint for what newcomers type instead of one."""
 
@@ -49,11 +60,16 @@ class _Commands(click.Group):
         name, *rest = args
         if name == "help":
             name, *rest = args = [*rest[:1], "--help"]
+        given = args
         if name == "--help":
             click.echo(ctx.get_help())
             ctx.exit()
         if (former := " ".join(args[:2])) in _FORMER and not ctx.resilient_parsing:
             raise UsageError(f"`{former}` is {_FORMER[former]}")
+        if name in _MOVED:
+            name, *rest = args = [*_MOVED[name], *rest]
+            if sys.stderr.isatty() and not ctx.resilient_parsing:  # a person; scripts that read stderr go on as before
+                click.echo(f"fuzzcompile: `{given[0]}` is `{' '.join(_MOVED[given[0]])}` now.", err=True)
         if looks_like_path(name):
             ctx.fail(f"'{name}' is not a command. To judge a file: {hints.format_command('triage', name)}")
         if name not in self.commands and name in corpus.commands:
@@ -80,9 +96,9 @@ def cli(context: click.Context, debug: bool) -> None:
     check_settings(asks_for_help=not set(context.help_option_names).isdisjoint(context.obj or ()))
 
 
-_INVESTIGATING = (triage, bisect, profile, watch, minimize)
-_FINDINGS = (replay, issue, mark, report, corpus, fleet)
-for command in (run, generate, *_INVESTIGATING, *_FINDINGS, coverage, passes, doctor, config, completion):
+for command in (mark, report, fleet):
+    corpus.add_command(command)
+for command in (run, generate, triage, profile, watch, minimize, replay, issue, corpus, coverage, doctor, completion):
     cli.add_command(command)
 
 

@@ -280,7 +280,7 @@ def _advise(replays: ReplayRun, corpus: str) -> Iterator[str]:
         and all(order(public(torch)) <= order(newest) for torch in record.subject.finding.torch_versions)
     ]
     if unmarked:
-        marking = format_command("mark", unmarked[0].name, "fixed")
+        marking = format_command("corpus", "mark", unmarked[0].name, "fixed")
         yield f"{list_names(unmarked)}: fixed on {newest}; {marking} once you are sure"
     unreached = [record for record in replays.records if not record.results and not record.subject.not_replayable]
     if unreached and replays.builds:

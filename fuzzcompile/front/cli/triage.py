@@ -1,4 +1,4 @@
-"""``fuzzcompile triage`` and ``fuzzcompile bisect``."""
+"""``fuzzcompile triage``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fuzzcompile.front.cli import options
 from fuzzcompile.front.cli.folded_help import FoldedCommand
 from fuzzcompile.front.cli.options import setting_option
 from fuzzcompile.model.conditions import Conditions, Question
-from fuzzcompile.model.errors import CaseError
+from fuzzcompile.model.errors import CaseError, UsageError
 from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.model.severity import FailOn, Severity, rank, rate_severity
 
@@ -43,21 +43,7 @@ if TYPE_CHECKING:
 @options.fail_on
 @options.sarif
 @options.log
-@options.json_output
-def triage(**given: Any) -> int:
-    """Say whether it is a bug or rounding, and name a bug's culprit.
-
-    CASE is a script or notebook that calls torch.compile, a case file (it defines make()), a folder of them, or a glob.
-    With several, --json prints one object a line, in the order given.
-    """
-    return _TriageCommand(**given).run()
-
-
-@click.command(cls=FoldedCommand)
-@click.argument("case", required=False, type=options.NamedPath())
-@options.model("case")
-@options.question
-@options.conditions
+@click.option("--proof", is_flag=True, help="Also show the proof of the culprit: what was tried, and what came of it.")
 @options.output_file(
     "--html",
     "page",
@@ -71,15 +57,21 @@ def triage(**given: Any) -> int:
     help="Write every graph of the compiler and every rewrite as text into this folder, which must be new or empty.",
 )
 @options.json_output
-def bisect(case: Path, dump: Path | None, question: Question, **given: Any) -> int:
-    """Name the part of the compiler that causes a bug, and show the proof."""
-    if dump is not None:
-        from fuzzcompile.report.output_files import make_empty_folder
+def triage(dump: Path | None, question: Question, **given: Any) -> int:
+    """Say whether it is a bug or rounding, and name a bug's culprit.
 
+    CASE is a script or notebook that calls torch.compile, a case file (it defines make()), a folder of them, or a glob.
+    With several, --json prints one object a line, in the order given.
+
+    --html and --dump-ledger are for one case.
+    """
+    from fuzzcompile.report.output_files import make_empty_folder
+
+    if dump is not None:
         make_empty_folder(dump, "--dump-ledger")
     folder = str(dump.resolve()) if dump is not None else None
     question = replace(question, error_maps=given["page"] is not None, dump=folder)
-    return _TriageCommand((case,), question, **given, proof=True).run()
+    return _TriageCommand(question=question, **given).run()
 
 
 @dataclass
@@ -112,6 +104,8 @@ class _TriageCommand:
 
         ignored = IgnorePatterns.of(self.ignored)
         files = list_case_files(self.cases, ignored)
+        if len(files) > 1 and (self.page is not None or self.question.dump is not None):
+            raise UsageError(f"--html and --dump-ledger are for one case, and there are {len(files)}: name one.")
         known = Baseline.of(self.baseline, ignored)
         waiting = WaitLine(as_json=self.as_json, several=len(files) > 1)
 

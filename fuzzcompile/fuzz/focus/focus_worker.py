@@ -60,7 +60,7 @@ def select_names(what: str, rules: Sequence[tuple[str, str]], operators: Sequenc
     near = sorted(ends)[:_NEAREST] or [known[name] for name in close]
     kind = "may mean several" if ends else "names no rule, pass or operator of the installed torch"
     nearest = f": {'; '.join(near)}" if ends else f"; the nearest are {', '.join(near)}" if near else ""
-    raise UsageError(f"--focus {what} {kind}{nearest}. `fuzzcompile passes` lists them.")
+    raise UsageError(f"--focus {what} {kind}{nearest}. `fuzzcompile coverage --rules` lists them.")
 
 
 def _iter_matchings(wanted: str, names: set[str], operators: Sequence[str]) -> Iterator[set[str]]:

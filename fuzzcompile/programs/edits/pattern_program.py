@@ -74,7 +74,7 @@ class Operand:
 class PatternProgram:
     """A program that makes a rule fire, or is made to.
 
-    ``rule`` is the name that a ledger and ``fuzzcompile passes`` give it, ``pass_name`` the pass that runs it.
+    ``rule`` is the name that a ledger and ``coverage --rules`` give it, ``pass_name`` the pass that runs it.
     ``statements`` are lines of Python over the operands' names, ``torch`` and ``F``; ``returns`` are the names
     that are returned. The rule runs under the entries ``settings`` of ``torch._inductor.config``; without those of
     ``dynamo`` no graph has what it looks for. It ``fires`` if it did in a compile of this program (None: not tried).

@@ -49,7 +49,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> TriageReport:
         ("replace_einsum_to_pointwise", False, False, "switched on, it was called once and left the graph as it was"),
         ("einsum_to_pointwise_pass", False, False, "'einsum_to_pointwise_pass' in config.pre_grad_fusion_options"),
         ("constant_fold_uniform_value", True, True, "ran once"),
-        ("no_such_rewrite", False, None, "`fuzzcompile passes`"),
+        ("no_such_rewrite", False, None, "`fuzzcompile coverage --rules`"),
         ("pointless_cumsum_replacement", False, True, "found nothing to match"),
     ],
 )

@@ -111,7 +111,7 @@ def test_what_is_fixed_is_to_be_marked(corpus: Path, tmp_path: Path, capsys):
     with Store.open(corpus) as store:
         add(store, "stage:-:fine", broken_on())
     assert call("replay", "--runs=1", f"--torch={interpreter(tmp_path / 'new', '3.0+cpu')}") == 0
-    assert "next: F1: fixed on 3.0; `fuzzcompile mark F1 fixed`" in capsys.readouterr().out
+    assert "next: F1: fixed on 3.0; `fuzzcompile corpus mark F1 fixed`" in capsys.readouterr().out
 
 
 def test_a_torch_that_cannot_be_had_costs_a_sentence_and_the_others_go_on(corpus: Path, torches, tmp_path, capsys):

@@ -27,9 +27,9 @@ def test_what_is_no_bug_is_not_filed(verdict):
 @pytest.mark.parametrize(
     ("fields", "reason", "remedy"),
     [
-        ({"culprit": SUSPECT}, "`addmm` is a suspect, not a proof", "bisect"),
-        ({"culprit": {**CULPRIT, "necessary": None}}, "a suspect, not a proof", "bisect"),
-        ({"culprit": None}, "nothing in the compiler could be shown to cause it", "bisect"),
+        ({"culprit": SUSPECT}, "`addmm` is a suspect, not a proof", "--proof"),
+        ({"culprit": {**CULPRIT, "necessary": None}}, "a suspect, not a proof", "--proof"),
+        ({"culprit": None}, "nothing in the compiler could be shown to cause it", "--proof"),
         ({"mark": Mark("known", ISSUE)}, f"it is known: {ISSUE}", "comment on that issue"),
         ({"mark": Mark("known", note="Optimus only")}, "it is known (Optimus only)", "mark FINDING open"),
         ({"mark": Mark("dup", duplicate_of="F2")}, "it is a duplicate of F2", "mark FINDING open"),

@@ -99,10 +99,8 @@ def test_the_math_kernel_is_proposed_only_where_attention_could_take_another():
 def test_a_triaged_jump_is_told_to_be_reported_as_its_layer():
     text = printed(jump(triage=report("miscompile"), layer="bert.encoder.layer.7#2"))
     assert "bert.encoder.layer.7#2 alone, on its own inputs:" in text and text.count("what to do:") == 1
-    assert (
-        "`fuzzcompile bisect bert.py --module bert.encoder.layer.7` shows the proof, and `fuzzcompile minimize bert.py`"
-        in text
-    )
+    assert "`fuzzcompile triage bert.py --module bert.encoder.layer.7 --proof` shows the proof, and" in text
+    assert "`fuzzcompile minimize bert.py`" in text
 
 
 def test_a_layer_without_a_bug_of_its_own_leaves_the_whole_to_be_reported():
@@ -117,13 +115,13 @@ def test_a_gradient_is_of_its_layer_and_does_not_count_as_the_output():
     of = profile(layers=[layer("h.1"), WHOLE, *gradients])
     assert "allow for 5e-05" in advice(of, "bert.py")
     wrong = jump(layer="h.1 (gradient)", triage=report("miscompile"))
-    assert "--module h.1` shows the proof" in advice(wrong, "bert.py")
+    assert "--module h.1 --proof` shows the proof" in advice(wrong, "bert.py")
     assert "--depth 3" in advice(jump(layer="(others) (gradient)"), "bert.py")
 
 
 def test_a_layer_of_a_module_is_named_from_the_whole():
     said = advice(jump(triage=report("miscompile"), layer="attn"), CommandSubject("bert.py", {"module": "h.3"}))
-    assert "`fuzzcompile bisect bert.py --module h.3.attn`" in said
+    assert "`fuzzcompile triage bert.py --module h.3.attn --proof`" in said
 
 
 def test_an_error_outside_of_the_layers_is_no_layers():

@@ -98,7 +98,7 @@ def test_the_triage_of_the_layer_is_a_part_of_the_page():
     text = Reader(page(jump(triage=judged, triage_whole=report("rounding", output())))).text
     assert "Triage: bert.encoder.layer.7 alone" in text and "Triage: the whole program" in text
     assert "_sfdp_pattern_28_inference" in text and "fuse_attention.py:66" in text
-    assert "fuzzcompile bisect bert.py --module bert.encoder.layer.7" in text
+    assert "fuzzcompile triage bert.py --module bert.encoder.layer.7 --proof" in text
 
 
 def test_what_was_not_measured_or_has_no_size_can_be_drawn():
