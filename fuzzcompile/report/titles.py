@@ -27,8 +27,9 @@ def title(facts: IssueFacts) -> str:
     Of what does not fit, whole parts are left out; nothing is cut off in the middle of a word.
     """
     claim = make_claim(facts)
-    fitting = [(cost, text) for cost, text in _iter_titles(facts, claim) if len(text) <= LONGEST]
-    return min(fitting, key=lambda each: each[0])[1] if fitting else _cut(min(_iter_titles(facts, claim))[1])
+    titles = list(_iter_titles(facts, claim))
+    fitting = [(cost, text) for cost, text in titles if len(text) <= LONGEST]
+    return min(fitting, key=lambda each: each[0])[1] if fitting else _cut(min((text for _, text in titles), key=len))
 
 
 def _iter_titles(facts: IssueFacts, claim: Claim) -> Iterator[tuple[int, str]]:

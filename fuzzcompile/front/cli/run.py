@@ -194,7 +194,7 @@ class _CampaignCommand:
     def mixes(self, budget: CampaignBudget, asked: FocusQuestion | None) -> bool:
         """Return whether other sources are mixed with the generator."""
         other = self.drawn_from != "mixed" or self.origin is not None or asked is not None or self.nproc is not None
-        own = self.conditions.custom != Custom() or self.no_near_misses
+        own = self.conditions.custom != Custom() or self.conditions.target is not None or self.no_near_misses
         return not other and not own and budget.reaches(_LEAST_MIXED, _LEAST_MIXED_CASES)
 
     def run(self) -> int:

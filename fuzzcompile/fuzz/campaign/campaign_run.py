@@ -122,13 +122,11 @@ class CampaignWorkers:
 
         Workers make the programs while the campaign runs, one rule after another.
         """
-        asked = self.pool.schedule(
-            FOCUS, (FocusQuestion(every=True, target=self.conditions.target),), label="list the rules"
-        )
+        asked = self.pool.schedule(FOCUS, (FocusQuestion(every=True),), label="list the rules")
         late = "No worker had listed the compiler's rules when the budget was over."
         plan = await_answer(asked, clock, late, "Listing the compiler's rules, the worker {error}.")
-        generator = GeneratorSource(fit_profile(profile, self.surroundings.lacks, self.conditions.target))
-        rules = RuleSource(FocusSource(plan, generator), self._make_rule)
+        generator = GeneratorSource(fit_profile(profile, self.surroundings.lacks))
+        rules = RuleSource(FocusSource(plan, generator), self._make_rule) if plan.reachable else None
         return MixedSource(generator, rules, TableSource(sweep) if sweep is not None else None)
 
     def _make_rule(self, rule: AimRule) -> Future[tuple[PatternProgram, ...]]:

@@ -39,7 +39,7 @@ MakePrograms = Callable[[AimRule], Future[tuple[PatternProgram, ...]]]
 
 @dataclass
 class RuleSource(CaseSource):
-    """Programs of the registered rules and near misses of them; workers make the programs of one rule after another.
+    """Programs of the rules of a plan and near misses of them; workers make the programs of one rule after another.
 
     A rule that has not fired yet comes before others. While its programs are not there, those of earlier ones are drawn
     from.
@@ -132,13 +132,13 @@ class MixedSource(CaseSource):
     """Cases of the generator and, in fixed shares unless a kind is asked for, of other sources."""
 
     generator: GeneratorSource
-    rules: RuleSource
+    rules: RuleSource | None = None
     tables: TableSource | None = None
 
     @property
     def others(self) -> Sequence[CaseSource]:
         """The sources beside the generator."""
-        return (self.rules,) if self.tables is None else (self.rules, self.tables)
+        return [source for source in (self.rules, self.tables) if source is not None]
 
     @property
     def name(self) -> str:
@@ -152,11 +152,13 @@ class MixedSource(CaseSource):
 
     def share_reached(self, reached: Set[Item]) -> None:
         """Let the source of rules see what was reached."""
-        self.rules.share_reached(reached)
+        if self.rules is not None:
+            self.rules.share_reached(reached)
 
     def at(self, seed: int, index: int, candidate: int = 0) -> DrawnCase | None:
         """Draw a case of one of the sources, the generator's where that has none here."""
-        self.rules.prepare(seed, index)
+        if self.rules is not None:
+            self.rules.prepare(seed, index)
         share = random.Random(f"fuzzcompile mixed {seed} {index}").randrange(100)
         for other in self.others:
             share -= _SHARES[other.name]

@@ -93,7 +93,7 @@ def find_focus_plan(question: FocusQuestion) -> FocusPlan:
     aims += [aim for span in question.spans for aim in planning.find_in(span)]
     aims += planning.list_all() if question.every else []
     plan = FocusPlan(tuple({aim.label: aim for aim in reversed(aims)}.values())[::-1])
-    if not plan.reachable:
+    if not plan.reachable and not question.every:
         reasons = "; ".join(dict.fromkeys(f"{aim.label}: {aim.why_not}" for aim in plan.aims[:3]))
         more = f" (and {len(plan.aims) - 3} more)" if len(plan.aims) > 3 else ""
         raise UsageError(f"Nothing to focus on can fire here: {reasons.rstrip('.')}{more}.")

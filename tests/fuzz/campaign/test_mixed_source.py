@@ -116,6 +116,13 @@ def test_a_rule_over_which_workers_are_lost_has_no_cases():
     assert not any(source.at(0, index).kind == "rule" for index in range(PLACES))
 
 
+def test_where_no_rule_can_fire_all_is_the_generators():
+    source = MixedSource(GeneratorSource(Profile()))
+    assert source.at(0, 3).source == draw_case_at(0, 3, Profile()).source
+    assert source.of_kind("rule", 0, 3) is None and source.of_kind("plain", 0, 3).kind == "plain"
+    source.share_reached(set())
+
+
 def test_rules_that_never_fired_come_first():
     source = mix(Workers())
     source.share_reached({("pre_grad", name, "fired") for name in RULES[1:]})
