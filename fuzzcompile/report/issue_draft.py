@@ -79,21 +79,9 @@ def draft_comment(facts: IssueFacts, issue: str) -> str:
     """
     if not facts.is_bug:
         return ""
-    script, _ = _script(facts)
-    workaround, _, seen = (proof.workaround_with_cost(facts.report) or "").partition("  # ")
-    said = f" ({_PRICE.sub('', seen)})" if seen else ""
-    points = [
-        f"{'At fault' if facts.proved or facts.without_compiler else 'Suspect, not proved'}: {culprit}."
-        for culprit in [proof.culprit_line(facts)]
-        if culprit
-    ]
-    points += [f"Proof: {proved}" for proved in [proof.proof(facts)] if proved]
-    points += [f"Workaround: `{scrub(workaround)}`{said}"] if workaround else []
-    machine = "; ".join(f"{label} {value}" for label, value in versions({**facts.environment, **facts.where})[:3])
-    points += [f"Seen with {machine}."] if machine else []
     claim, since = wording.tell_claim(facts), wording.since(facts)
     template = get_environment().get_template("reports/comment.md.j2")
-    return template.render(issue=issue, claim=claim, since=since, script=script, points=points)
+    return template.render(_list_parts(facts), issue=issue, claim=claim, since=since)
 
 
 def _list_parts(facts: IssueFacts) -> dict[str, object]:

@@ -135,8 +135,7 @@ def _device(facts: IssueFacts) -> str:
 
 _ERROR = 90  # characters of an error's message in a title
 _NAMESPACES = re.compile(r"(?:[A-Za-z_]\w*::)+")
-_ARGUMENT = re.compile(r"\((\w+)\)$")  # in a cause's fingerprint
-_CALLED = re.compile(r"(\w+)\((\w+)\)$")
+_ARGUMENT = re.compile(r"(\w+)\((\w+)\)$")  # of an operator, in a cause's fingerprint
 _DTYPE = re.compile(r"\b(?:b?float|u?int|complex)\d+\w*|\bbool\b")
 # Names of values, not of functions, attributes or keywords.
 _NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?![\w.(]|\s*=)")
@@ -233,7 +232,7 @@ def _computes_its_neighbour(facts: IssueFacts) -> str | None:
     if cause.get("computes") != "neighbour" or cause.get("kind") not in ("argument", "value"):
         return None
     before, after = _sides(facts)
-    called = _CALLED.match(str(cause.get("fingerprint") or ""))
+    called = _ARGUMENT.search(str(cause.get("fingerprint") or ""))
     if called and re.search(rf"\b{called[2]}\s*=", before):
         own = re.search(rf"\b{called[1]}(\.\w+)?\(", (facts.expression or "").partition(")")[0])
         return f"ignores `{called[2]}`" + ("" if own else f" of `{called[1]}`")
@@ -277,7 +276,7 @@ def reordering(facts: IssueFacts) -> str | None:
     """The argument whose parts the nearest case that passes has in another order; None if it differs otherwise."""
     before, after = (sorted(_NAME.findall(side)) for side in _sides(facts))
     argument = _ARGUMENT.search(str((facts.cause or {}).get("fingerprint") or ""))
-    return f"its `{argument[1]}`" if argument and before == after and len(before) > 1 else None
+    return f"its `{argument[2]}`" if argument and before == after and len(before) > 1 else None
 
 
 def _written(facts: IssueFacts) -> Effect | None:

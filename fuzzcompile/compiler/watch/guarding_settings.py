@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import sys
 import textwrap
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from types import FrameType
+from types import CodeType, FrameType
 
 from fuzzcompile.compiler.torch_config import CONFIGS, MISSING
 from fuzzcompile.compiler.watch.compiler_errors import list_causes
@@ -37,12 +38,8 @@ def list_guarded_places(error: BaseException) -> tuple[GuardedPlace, ...]:
 
 def _iter_settings(frame: FrameType, line: int) -> Iterator[tuple[str, str]]:
     """Config and entry of the settings in the conditions under which a line of a frame is reached."""
-    if not any("config" in name for name in (*frame.f_code.co_names, *frame.f_code.co_varnames)):
-        return
-    try:
-        lines, first = inspect.getsourcelines(frame.f_code)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, SyntaxError, TypeError):  # the file is gone, or a part of a line is all there is of the code
+    tree, first = _read_function(frame.f_code)
+    if tree is None:
         return
     names = {**frame.f_globals, **_list_imports(tree)}
     for test in _iter_tests(tree.body, line - first + 1):
@@ -50,6 +47,18 @@ def _iter_settings(frame: FrameType, line: int) -> Iterator[tuple[str, str]]:
             setting = _find_setting(node, names) if isinstance(node, ast.Attribute) else None
             if setting is not None:
                 yield setting
+
+
+@functools.cache  # a reduction meets the same functions in every error
+def _read_function(code: CodeType) -> tuple[ast.Module | None, int]:
+    """The tree of a function that reads a config, and its first line; None for any other."""
+    if not any("config" in name for name in (*code.co_names, *code.co_varnames)):
+        return None, 0
+    try:
+        lines, first = inspect.getsourcelines(code)
+        return ast.parse(textwrap.dedent("".join(lines))), first
+    except (OSError, SyntaxError, TypeError):  # the file is gone, or a part of a line is all there is of the code
+        return None, 0
 
 
 def _iter_tests(block: Sequence[ast.stmt], line: int) -> Iterator[ast.expr]:

@@ -65,9 +65,9 @@ def triage(dump: Path | None, question: Question, **given: Any) -> int:
 
     --html and --dump-ledger are for one case.
     """
-    from fuzzcompile.report.output_files import make_empty_folder
-
     if dump is not None:
+        from fuzzcompile.report.output_files import make_empty_folder
+
         make_empty_folder(dump, "--dump-ledger")
     folder = str(dump.resolve()) if dump is not None else None
     question = replace(question, error_maps=given["page"] is not None, dump=folder)

@@ -129,8 +129,18 @@ class CampaignWorkers:
         rules = RuleSource(FocusSource(plan, generator), self._make_rule) if plan.reachable else None
         return MixedSource(generator, rules, TableSource(sweep) if sweep is not None else None)
 
-    def _make_rule(self, rule: AimRule) -> Future[tuple[PatternProgram, ...]]:
-        return self.pool.schedule(PATTERNS, (rule,), label=f"make programs for {rule[1]}")
+    def _make_rule(self, rule: AimRule, programs: list[PatternProgram]) -> Future[tuple[PatternProgram, ...]]:
+        """Let a worker make the programs of a rule, which are added to these once they are made."""
+
+        def keep(made: Future[tuple[PatternProgram, ...]]) -> None:
+            if not made.cancelled() and made.exception() is None:
+                programs.extend(made.result())
+
+        making: Future[tuple[PatternProgram, ...]] = self.pool.schedule(
+            PATTERNS, (rule,), label=f"make programs for {rule[1]}"
+        )
+        making.add_done_callback(keep)
+        return making
 
     def _make_programs(self, plan: FocusPlan, clock: BudgetClock) -> tuple[Sequence[PatternProgram], list[str]]:
         """Return programs for the rules of a plan, and sentences on the rules for which none could be made.
@@ -140,14 +150,7 @@ class CampaignWorkers:
         sources = list(dict.fromkeys(rule for aim in plan.reachable for rule in aim.sources))
         share = min(_PREPARING, 0.25 * clock.remaining)  # endless for a budget of cases
         programs: list[PatternProgram] = []
-
-        def keep(made: Future[tuple[PatternProgram, ...]]) -> None:
-            if not made.cancelled() and made.exception() is None:
-                programs.extend(made.result())
-
-        making = {self._make_rule(rule): rule[1] for rule in sources}
-        for future in making:
-            future.add_done_callback(keep)
+        making = {self._make_rule(rule, programs): rule[1] for rule in sources}
         done, late = wait(making, timeout=share)
         failed = {making[future]: error for future in done if (error := future.exception()) is not None}
         notes = [f"{rule}: its programs cannot be made: {format_message(error)}." for rule, error in failed.items()]

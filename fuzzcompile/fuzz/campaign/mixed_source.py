@@ -6,7 +6,6 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -34,7 +33,8 @@ _CHOICE = 8
 # Of the cases of a rule, the percentage that are its program as it is.
 _UNCHANGED = 25
 
-MakePrograms = Callable[[AimRule], Future[tuple[PatternProgram, ...]]]
+MakePrograms = Callable[[AimRule, list[PatternProgram]], object]
+"""Has the programs of a rule made, and added to a list; a rule over which a worker is lost has none."""
 
 
 @dataclass
@@ -97,15 +97,9 @@ class RuleSource(CaseSource):
         return groups
 
     def _request(self, rule: AimRule) -> None:
-        if rule in self._made:
-            return
-        programs = self._made[rule] = []
-
-        def keep(made: Future[tuple[PatternProgram, ...]]) -> None:
-            if not made.cancelled() and made.exception() is None:  # a rule over which a worker is lost has none
-                programs.extend(made.result())
-
-        self.make(rule).add_done_callback(keep)
+        if rule not in self._made:
+            self._made[rule] = []
+            self.make(rule, self._made[rule])
 
 
 @dataclass

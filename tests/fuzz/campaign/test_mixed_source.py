@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import pytest
@@ -37,23 +36,16 @@ class Workers:
 
     at_once: bool = True
     lost: frozenset[str] = frozenset()
-    asked: list[tuple[AimRule, Future[tuple[PatternProgram, ...]]]] = field(default_factory=list)
+    asked: list[tuple[AimRule, list[PatternProgram]]] = field(default_factory=list)
 
-    def make(self, rule: AimRule) -> Future[tuple[PatternProgram, ...]]:
-        future: Future[tuple[PatternProgram, ...]] = Future()
-        self.asked.append((rule, future))
+    def make(self, rule: AimRule, programs: list[PatternProgram]) -> None:
+        self.asked.append((rule, programs))
         if self.at_once:
             self.answer()
-        return future
 
     def answer(self) -> None:
-        for rule, future in self.asked:
-            if future.done():
-                continue
-            if rule[1] in self.lost:
-                future.set_exception(RuntimeError("the worker was lost"))
-            else:
-                future.set_result((program(rule),))
+        for rule, programs in self.asked:
+            programs[:] = [program(rule)] if rule[1] not in self.lost else []
 
 
 def mix(workers: Workers, rules: tuple[str, ...] = RULES) -> MixedSource:
@@ -107,7 +99,7 @@ def test_while_the_programs_of_a_rule_are_made_those_of_earlier_ones_are_drawn_f
     later = [source.of_kind("rule", 0, index) for index in range(16, PLACES)]
     assert all(case is not None for case in later)
     assert {case.features[1] for case in later} == first | {
-        f"focus:{rule[1]}" for rule, made in workers.asked if made.done()
+        f"focus:{rule[1]}" for rule, programs in workers.asked if programs
     }
 
 
