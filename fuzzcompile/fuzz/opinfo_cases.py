@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import math
+import random
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -174,6 +175,27 @@ def _lengthen(tensor: torch.Tensor, size: int) -> torch.Tensor:
     return longer.requires_grad_(tensor.requires_grad)
 
 
+def make_extreme(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    """Return ``tensor`` with about half of its elements, chosen by ``seed``, at the limits of its dtype.
+
+    Floating numbers also become infinite, NaN and a negative zero; integers also -1, zero and the number of their bits,
+    at which a shift ends. It is ``tensor`` itself where the dtype has no such values, or no text would hold them.
+    """
+    plain = tensor.detach()
+    if not 0 < plain.numel() <= _VERBATIM or plain.layout != torch.strided or plain.dtype == torch.bool:
+        return tensor
+    if is_inexact(plain):
+        limits = torch.finfo(plain.dtype)
+        # Half of the largest number: three digits of that itself may round to infinity.
+        values = [math.inf, -math.inf, math.nan, -0.0, limits.max / 2, limits.min / 2, limits.smallest_normal]
+    else:
+        bits = torch.iinfo(plain.dtype)
+        values = [bits.min, bits.max, 0, bits.bits - 1, bits.bits, *([-1] if bits.min else [])]
+    rng = random.Random(f"extreme {seed}")
+    changed = [rng.choice(values) if rng.random() < 0.5 else value for value in plain.flatten().tolist()]
+    return torch.tensor(changed, dtype=plain.dtype).view(plain.shape).requires_grad_(tensor.requires_grad)
+
+
 def lay_out_cotangent(name: str, result: object, layout: str) -> Iterator[str]:
     """Expressions of the floating tensors of ``result``, called ``name``, whose gradients reach it in a layout."""
     if isinstance(result, tuple | list):
@@ -329,8 +351,8 @@ def _write_cell(cell: OpInfoCell) -> CellSource:
         calls = list(iter_calls(cell, left_out))
     gradients = "with gradients" if cell.backward else ""
     cotangent = f"cotangent {cell.cotangent}" if cell.backward and cell.eager else ""
-    size = "" if cell.size == "given" else cell.size
-    words = (cell.form.replace("_", " "), cell.dtype, cell.layout, gradients, cotangent, size)
+    given = [word for word in (cell.size, f"{cell.values} values") if not word.startswith("given")]
+    words = (cell.form.replace("_", " "), cell.dtype, cell.layout, gradients, cotangent, *given)
     what = ", ".join(word for word in words if word)
     title = f"Samples of `{cell.label}` from torch's tables of operators: {what}."
     return CellSource(_render_case(title, cell, calls) if calls else None, len(calls), dict(left_out))
@@ -363,13 +385,15 @@ def _spell_sample(entry: Any, cell: OpInfoCell, sample: Any, start: int) -> Samp
     if cell.backward and not _is_identity(sample.output_process_fn_grad):
         raise UnusableSample("gradients that the table compares only after a function of the test suite")
     leaves, structure = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
-    if cell.size != "given":
+    if cell.size != "given" or cell.values != "given":
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        resized = resize(tensors, cell.size)
-        if all(new is old for new, old in zip(resized, tensors, strict=True)):
+        changed = tensors if cell.size == "given" else resize(tensors, cell.size)
+        if cell.values == "extreme":
+            changed = [make_extreme(tensor, start + number) for number, tensor in enumerate(changed)]
+        if all(new is old for new, old in zip(changed, tensors, strict=True)):
             return None
-        resized.reverse()
-        leaves = [resized.pop() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        unused = iter(changed)
+        leaves = [next(unused) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     moved = [lay_out(leaf, cell.layout) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     if cell.layout != "contiguous" and all(new is old for new, old in zip(moved, leaves, strict=True)):
         return None

@@ -12,6 +12,8 @@ from typing import Literal
 CallForm = Literal["function", "in_place", "error"]
 SizeClass = Literal["given", "long", "single"]
 """Sizes of the tables' samples, or one of them, wherever it stands, made `LONGER` times as long, or 1."""
+ValueClass = Literal["given", "extreme"]
+"""Values of the tables' samples, or half of the elements at the ends of what the dtype holds, infinite, or NaN."""
 
 DTYPES = (
     "float32", "bfloat16", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
@@ -54,6 +56,7 @@ class OpInfoCell:
     eager: bool = False  # held against a second reference, nothing compiled
     cotangent: str = "contiguous"  # the layout of what the backward pass starts from
     size: SizeClass = "given"
+    values: ValueClass = "given"
 
     @property
     def label(self) -> str:
@@ -64,7 +67,8 @@ class OpInfoCell:
     def features(self) -> tuple[str, ...]:
         """Features under which the corpus stores it: operator, form, dtype, layout, gradient."""
         more = (f"cotangent_{self.cotangent}" if self.backward and self.eager else "", self.size if self.eager else "")
-        parts = (self.label, self.form, self.dtype, self.layout, "backward" if self.backward else "", *more)
+        values = self.values if self.values != "given" else ""
+        parts = (self.label, self.form, self.dtype, self.layout, "backward" if self.backward else "", values, *more)
         return tuple(part for part in parts if part)
 
 
@@ -87,6 +91,9 @@ def iter_cells(operator: OpInfoOperator) -> Iterator[OpInfoCell]:
             yield OpInfoCell(name, variant, "function", dtype, layout, backward=True, chunk=chunk)
         if operator.in_place:
             yield OpInfoCell(name, variant, "in_place", dtype, layout, chunk=chunk)
+    for chunk, dtype in itertools.product(range(-(-operator.samples // SAMPLES)), operator.dtypes):
+        backward = dtype in operator.differentiable
+        yield OpInfoCell(name, variant, "function", dtype, backward=backward, chunk=chunk, values="extreme")
     yield from (OpInfoCell(name, variant, "error", chunk=chunk) for chunk in range(operator.errors))
 
 

@@ -251,6 +251,8 @@ _SECONDS = 30.0
 _LISTING_SECONDS = 180.0
 
 _LOST = CellSource(left_out={"groups of samples over which a worker is lost in eager mode": 1})
+# Percentage of the cases of any operator that have extreme values.
+_EXTREME = 40
 Write = Callable[[Sequence[OpInfoCell]], Future[list[CellSource]]]
 
 
@@ -312,11 +314,15 @@ class OperatorSweep(CaseSource):
         return self._make_case(self.cells[index], self._write_cell(index))
 
     def draw(self, rng: random.Random) -> DrawnCase | None:
-        """Return a case of any operator, each as likely as another; None if no sample of its cell can be used."""
+        """Return a case of any operator, each as likely as another; None if no sample of its cell can be used.
+
+        Extreme values are more frequent than in the sweep's order, where layouts and forms outnumber them.
+        """
         if not self.operators:
             return None
         cells = list((iter_eager_cells if self.eager else iter_cells)(rng.choice(self.operators)))
-        cell = rng.choice(cells)
+        wanted = "extreme" if rng.randrange(100) < _EXTREME else "given"
+        cell = rng.choice([cell for cell in cells if cell.values == wanted] or cells)
         return self._make_case(cell, _await_cell(self.write([cell]), 0) or _LOST)
 
     def _make_case(self, cell: OpInfoCell, written: CellSource) -> DrawnCase | None:
@@ -327,6 +333,8 @@ class OperatorSweep(CaseSource):
         self._samples += written.samples
         spec: dict[str, object] = {"operator": cell.label, "form": cell.form, "dtype": cell.dtype}
         spec |= {"layout": cell.layout, "chunk": cell.chunk, "backward": cell.backward}
+        if cell.values != "given":
+            spec["values"] = cell.values
         if cell.eager:
             spec |= {"eager": True, "cotangent": cell.cotangent, "size": cell.size}
         return DrawnCase(written.source, "opinfo", cell.features, spec=spec)

@@ -36,8 +36,9 @@ from fuzzcompile.run.pool.worker_pool import TaskPool
 
 # Division of the workers' time: between judging and minimizing, and between judging and proving.
 
-# Least share of the workers' time for minimizing, and the most while cases are judged.
-LEAST, MOST = 0.25, 0.5
+# Least share of the workers' time for minimizing, and the most while cases are judged: a finding can be minimized after
+# the campaign too, and one that is not reached is lost.
+LEAST, MOST = 0.25, 1 / 3
 # Proofs may take this share of the time of judging before their time is cut.
 _PROVING = 0.5
 # Least share of its usual time that a proof gets: enough to try the likeliest suspects.

@@ -13,6 +13,9 @@ def test_an_operator_is_crossed_with_dtypes_layouts_gradients_and_groups_of_samp
     assert len(set(cells)) == len(cells)
     assert {cell.chunk for cell in cells if cell.form == "function"} == {0, 1}  # seven samples are two groups
     assert {cell.dtype for cell in cells if cell.backward} == {"float32"}
+    assert {(cell.dtype, cell.backward) for cell in cells if cell.values == "extreme"} == {
+        ("float32", True), ("int64", False),
+    }  # fmt: skip
     assert sum(cell.form == "error" for cell in cells) == 2
     assert not any(cell.form == "in_place" for cell in iter_cells(ABS))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fuzzcompile.fuzz.opinfo_cases import Speller, UnusableSample, lay_out, write_tensor
+from fuzzcompile.fuzz.opinfo_cases import Speller, UnusableSample, lay_out, make_extreme, write_tensor
 
 BASE = torch.arange(24.0).view(2, 3, 4) / 2
 
@@ -49,6 +49,28 @@ def test_layouts_differ_from_the_plain_one():
     }
     assert len(forms | {(BASE.stride(), 0)}) == 4
     assert lay_out(BASE, "channels_last") is BASE  # it has three dimensions
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.float32, torch.float64, torch.complex64, torch.int8, torch.uint8]
+)
+def test_extreme_values_survive_their_text(dtype: torch.dtype):
+    plain = torch.ones(40).to(dtype)
+    changed = make_extreme(plain, 0)
+    assert write_tensor(changed) == write_tensor(make_extreme(plain, 0)) and changed.dtype == dtype
+    assert 0 < int((changed == 1).sum()) < 40
+    parts = torch.view_as_real(changed) if dtype.is_complex else changed
+    if dtype.is_floating_point or dtype.is_complex:
+        assert parts.isnan().any() and parts.isinf().any()
+        made = read(write_tensor(changed))
+        assert torch.equal(made.isfinite(), changed.isfinite()) and torch.equal(made.isnan(), changed.isnan())
+    else:
+        assert {torch.iinfo(dtype).max, torch.iinfo(dtype).bits} <= set(changed.tolist())
+
+
+def test_values_without_extremes_stay():
+    for tensor in (BASE > 1, torch.empty(0, 3), torch.ones(1000)):
+        assert make_extreme(tensor, 0) is tensor
 
 
 def test_many_values_are_drawn_in_the_range_of_the_sample():
