@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -80,9 +81,29 @@ def _format_bodies(attributes: Any, indent: str) -> Iterator[str]:
             yield from _format_bodies(dict(value.named_children()), f"{indent}  ")
 
 
+@functools.lru_cache(maxsize=1024)
+def _list_parameters(target: object) -> Sequence[tuple[str, bool]]:
+    """The names of a function's positional parameters, each with whether it may be left out; empty if not known."""
+    if isinstance(target, torch._ops.OpOverload):
+        return [(own.name, own.has_default_value()) for own in target._schema.arguments if not own.kwarg_only]
+    try:
+        parameters = inspect.signature(target).parameters.values() if callable(target) else ()
+    except (TypeError, ValueError):  # a builtin
+        return []
+    return [(own.name, own.default is not own.empty) for own in parameters if own.kind is own.POSITIONAL_OR_KEYWORD]
+
+
+def _iter_arguments(node: fx.Node) -> Iterator[str]:
+    """The arguments of a call; a constant for a parameter that may be left out has its name."""
+    known = _list_parameters(node.target) if node.op == "call_function" else ()
+    for value, (name, optional) in itertools.zip_longest(node.args, known[: len(node.args)], fillvalue=("", False)):
+        constant = not any(isinstance(leaf, fx.Node) for leaf in pytree.tree_leaves(value))
+        yield f"{name}={_format_argument(value)}" if optional and constant else _format_argument(value)
+    yield from (f"{key}={_format_argument(value)}" for key, value in node.kwargs.items())
+
+
 def _format_node(node: fx.Node) -> str:
-    named = (f"{key}={_format_argument(value)}" for key, value in node.kwargs.items())
-    given = ", ".join((*map(_format_argument, node.args), *named))
+    given = ", ".join(_iter_arguments(node))
     made = {"placeholder": "input", "get_attr": f"constant {node.target}"}.get(node.op)
     text = f"{node.name}{_format_node_type(node)} = {made or f'{format_target(node)}({given})'}"
     text = f"return {given}" if node.op == "output" else text

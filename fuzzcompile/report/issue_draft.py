@@ -15,6 +15,7 @@ from fuzzcompile.report import proof, wording
 from fuzzcompile.report.circumstances import WORDS, seen_on, versions
 from fuzzcompile.report.filing import Refusal, rules
 from fuzzcompile.report.finding_facts import IssueFacts, case_part
+from fuzzcompile.report.mechanism import tell_mechanism
 from fuzzcompile.report.proof import error_rows
 from fuzzcompile.report.titles import title
 from fuzzcompile.report.wording import find_pair, refusal
@@ -115,6 +116,7 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
         "component": component,
         "culprit": proof.culprit_line(facts),
         "paths": proof.paths(facts),
+        "mechanism": tell_mechanism(facts.report),
         "proof": proof.proof(facts),
         "workaround": scrub(workaround),
         "workaround_seen": _PRICE.sub("", seen),

@@ -16,6 +16,7 @@ from fuzzcompile.model.evidence import InternalError
 from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.model.verdicts import FORMS, HARMLESS
 from fuzzcompile.report.circumstances import WORDS, advice_for, circumstances, meaning_for, several
+from fuzzcompile.report.mechanism import tell_mechanism
 from fuzzcompile.report.proof import (
     NEEDED,
     find_step,
@@ -319,6 +320,8 @@ def _attribution(report: ReportJson, *, proof: bool) -> Iterator[str]:
     culprit = report.get("culprit")
     if culprit:
         yield f"{name_role(culprit)}: {describe_culprit(culprit)}"
+        if mechanism := tell_mechanism(report):
+            yield f"how: {mechanism}"
         if proof:
             yield from (f"  {line}" for line in proof_lines(culprit))
         yield from (f"{NEEDED}: {describe_culprit(contributor)}" for contributor in report["contributors"])

@@ -1,4 +1,7 @@
-"""Run a script by itself: in a clean process and folder, with a time limit."""
+"""Run a script by itself: in a clean process and folder, with a time limit.
+
+``python -m fuzzcompile.programs.scripts.clean_process PLANT... SCRIPT`` runs one in this process, behind plants.
+"""
 
 from __future__ import annotations
 
@@ -111,3 +114,23 @@ def collect_environment() -> str:
     for name, stands in ((socket.gethostname(), "HOST"), (user, "USER")):
         text = re.sub(rf"\b{re.escape(name)}\b", stands, text) if len(name) > 3 else text
     return "\n".join(line.rstrip() for line in text.splitlines()).strip() + "\n"
+
+
+def run_planted(*paths: str) -> None:
+    """Execute plants as a worker does, once the compiler has registered its patterns; run the last as a script."""
+    import runpy
+
+    import torch
+
+    from fuzzcompile.compiler.rule_catalogue import initialise_patterns
+    from fuzzcompile.run.plants import run_plants
+
+    *plants, script = paths
+    initialise_patterns(torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
+    run_plants([Path(plant) for plant in plants])
+    sys.argv = [script]
+    runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    run_planted(*sys.argv[1:])

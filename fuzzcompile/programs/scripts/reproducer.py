@@ -177,7 +177,7 @@ def confirm_reproducer(source: str, *, plants: Sequence[Path] = (), timeout: flo
     under ``torchrun``, in as many processes as it asks for, or a group of one. Each process executes ``plants`` first;
     one that the script starts by itself, as for a crash, does not have them.
     """
-    command = ("-m", "fuzzcompile.programs.scripts.planted_script", *map(str, plants)) if plants else ()
+    command = ("-m", "fuzzcompile.programs.scripts.clean_process", *map(str, plants)) if plants else ()
     planted = OWN_PACKAGE if _STORED[1] in source else _PLANTED  # it has a cache folder of its own
     environment, count = planted if plants else {}, count_processes(source)
     if count is not None:

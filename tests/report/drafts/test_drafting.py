@@ -153,9 +153,8 @@ def test_a_comment_adds_what_the_thread_of_a_known_report_lacks(store, capsys):
     assert "ignores `alpha` under `torch.compile`. With `alpha=1` instead of `alpha=0.5` the result is correct." in out
     assert "```python\nimport torch\n" in out and "A script of 8 lines shows it:" in out
     points = [line.partition(":")[0] for line in out.splitlines() if line.startswith("- ")]
-    assert points[:3] == ["- At fault", "- Proof", "- Workaround"] and points[3].startswith(
-        "- Seen with PyTorch 2.13.0"
-    )
+    assert points[:4] == ["- At fault", "- Mechanism", "- Proof", "- Workaround"]
+    assert points[4].startswith("- Seen with PyTorch 2.13.0")
     answer = json.loads(issue(store, capsys, name, "--comment", "#198270", "--json")[1])
     assert answer["comment"] == out and answer["issue"].endswith("/198270")
 
