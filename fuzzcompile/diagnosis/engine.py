@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,6 +15,7 @@ from fuzzcompile.compiler.graph_replay import GraphReplayer, list_random_calls
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, find_path
 from fuzzcompile.compiler.torch_api import check_torch_same
+from fuzzcompile.compiler.torch_config import get_setting
 from fuzzcompile.compiler.watch.conformance import probe_unknown_torch
 from fuzzcompile.compiler.watch.ledger import Label, Ledger
 from fuzzcompile.compiler.watch.unseen import Unseen, format_unseen, gather_unseen, get_gathered
@@ -52,11 +53,12 @@ from fuzzcompile.diagnosis.wrong_side import SideVerdict, attribute_eager_fault,
 from fuzzcompile.model.contract import CACHED, EAGER, EXPORTED, ErrorMapJson
 from fuzzcompile.model.errors import MachineUnfit
 from fuzzcompile.model.facts import facts
+from fuzzcompile.model.inductor_toggles import NEUTRAL
 from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.model.stages import JOINT_GRAPH
 from fuzzcompile.model.verdicts import NO_REFERENCE, Comparison, CoverageCount, Verdict
 from fuzzcompile.run import metrics
-from fuzzcompile.run.case import Case
+from fuzzcompile.run.case import Case, CompileSettings
 from fuzzcompile.run.device import find_gpu_error
 from fuzzcompile.run.observation import Observation
 from fuzzcompile.run.tensors import densify
@@ -201,6 +203,7 @@ class JudgedTrial:
             cost=Cost(counts.compiles, GraphReplayer.replays - self.spent.replays_before, seconds, counts.screens),
             survives_float64=self.survives,
             promise=promises.find_broken_promise(experiments, trial, decision.verdict),
+            opt_in=_list_opt_in(experiments.case.settings),
             randomness=describe_randomness(experiments, trial, own_stream=self.own_stream),
             gives=gives,
             notes=tuple(self._iter_notes(attribution, unseen)),
@@ -569,3 +572,10 @@ def _look_again(answer: JudgedTrial) -> JudgedTrial:
     # Both sides may be wrong alike: in float64 they differ as little.
     ask = not answer.spent.is_late and (answer.side is None or answer.side.sharding is None)
     return replace(answer, survives=find_survival(answer.experiments, answer.trial, answer.decision, ask=ask))
+
+
+def _list_opt_in(settings: CompileSettings) -> tuple[str, ...]:
+    """The settings of Inductor that a case sets to another value than is in force without it; passes of its own not."""
+    own = {key: value for key, value in settings.own_config.items() if key not in NEUTRAL}
+    plain = {key: value for key, value in own.items() if isinstance(value, (bool, int, float, str, Mapping))}
+    return tuple(key for key, value in plain.items() if value != get_setting(key))

@@ -29,7 +29,7 @@ from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.diagnosis.wrong_side import find_wrong_side
 from fuzzcompile.model.contract import EAGER, ReportJson, find_broken_promise
-from fuzzcompile.model.severity import Severity, rate_severity
+from fuzzcompile.model.severity import Severity, rate_effect
 from fuzzcompile.model.signatures import find_error, normalise_message, parse_fingerprint, renew
 from fuzzcompile.model.stages import AROUND_CAPTURE, ATEN, BEHIND_GRAPHS, DYNAMO, GRAPH_STAGES
 from fuzzcompile.model.verdicts import Verdict
@@ -130,7 +130,7 @@ class SignatureLock:
             error=_shorten(error) if by_call and error else f"{parts[1]}: {parts[2]}"[:_MESSAGE] if plain else None,
             causes=() if cause is None or keep == "verdict" else (cause,),
             promise=find_broken_promise(report),
-            silent=rate_severity(cast("ReportJson", report)) is Severity.SILENT,
+            silent=rate_effect(cast("ReportJson", report)) is Severity.SILENT,
             call=str(rewrite) if by_call else None,
         )
 

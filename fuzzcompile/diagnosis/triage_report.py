@@ -187,6 +187,7 @@ class TriageReport:
     randomness: str | None = None
     gives: str | None = None
     promise: str | None = None
+    opt_in: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     call: LaterCallJson | None = None
@@ -272,6 +273,8 @@ class TriageReport:
         }
         if self.contract is not None:
             report["contract"] = self.contract
+        if self.is_bug and culprit is not None and BY_NAME[culprit.stage].is_inductor:
+            report["opt_in"] = list(self.opt_in)
         if plants := list_plants():
             report["plants"] = [path.name for path in plants]
         finite: ReportJson = make_finite(report)

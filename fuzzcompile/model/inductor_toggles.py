@@ -10,6 +10,8 @@ from typing import Any, Literal
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.tables import read_table
 
+NEUTRAL = ("fallback_random",)
+"""Settings that make eager and compiled comparable, and change nothing else."""
 Option = bool | int | str | Mapping[str, Mapping[str, int]]
 # What of a module few passes look for: parts of a tensor that are joined again, several equal operators, several
 # linear layers over one input. An idiom says which of them it has.

@@ -27,6 +27,8 @@ class Severity(StrEnum):
     """Memory is shared, copied or written otherwise than in eager."""
     RAISING_LAYOUT = "raising_layout"
     """Eager's result is contiguous and the compiled one is not: ``.view()`` raises."""
+    OPT_IN = "opt_in"
+    """Any of these, by a part of Inductor that runs only under a setting that is off by default."""
     LAYOUT = "layout"
     """Other strides, with which everything goes on working."""
     ACCEPTS_INVALID = "accepts_invalid"
@@ -61,6 +63,14 @@ _OF_VERDICT = {
 
 def rate_severity(report: ReportJson | None) -> Severity | None:
     """The severity of what a report shows; None for none, and for verdicts that are no bug."""
+    effect = rate_effect(report)
+    if report is None or effect is None or not report.get("opt_in"):
+        return effect
+    return max(effect, Severity.OPT_IN, key=lambda severity: severity.rank)
+
+
+def rate_effect(report: ReportJson | None) -> Severity | None:
+    """The severity for users who have switched on what the bug needs: never `Severity.OPT_IN`."""
     if report is None or "verdict" not in report:
         return None
     if read_details(report.get("culprit")).get("raises"):  # a stale graph

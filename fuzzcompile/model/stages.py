@@ -42,6 +42,11 @@ class CompilerStage:
     component: str = "inductor"  # the part of PyTorch at fault, as titles of PyTorch's issues name it
     label: str = INDUCTOR_LABEL  # the label of issues about it
 
+    @property
+    def is_inductor(self) -> bool:
+        """True for a part of Inductor's own."""
+        return self.component == "inductor"
+
 
 # In the order in which a program passes them.
 STAGE_TABLE: Final = (

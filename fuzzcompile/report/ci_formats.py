@@ -21,7 +21,7 @@ from fuzzcompile.corpus.replay.replay_history import ReplayStatus
 from fuzzcompile.corpus.replay.replay_run import Record
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.hints import CommandSubject
-from fuzzcompile.model.severity import Severity, rate_severity
+from fuzzcompile.model.severity import Severity, rate_effect
 from fuzzcompile.report.circumstances import stages_looked_at
 from fuzzcompile.report.proof import name_role
 from fuzzcompile.report.verdict_text import advice, describe_culprit, meaning
@@ -200,7 +200,7 @@ def _rule(name: str, report: ReportJson) -> Json:
 
 
 def _bug(case: Scanned, report: ReportJson, rules: Sequence[str]) -> Json:
-    rule, culprit, rank = make_rule(report), report.get("culprit"), rate_severity(report)
+    rule, culprit, rank = make_rule(report), report.get("culprit"), rate_effect(report)
     message = f"{report['verdict']}: {meaning(report)}"
     if culprit:
         message += f"; {name_role(culprit)}: {describe_culprit(culprit)}"

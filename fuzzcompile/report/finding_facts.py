@@ -14,7 +14,7 @@ from fuzzcompile.model.contract import CauseJson, OutputJson, ReportJson, RungJs
 from fuzzcompile.model.culprit_contract import CulpritJson, read_details
 from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.model.hints import CommandSubject
-from fuzzcompile.model.severity import rate_severity
+from fuzzcompile.model.severity import rate_effect, rate_severity
 from fuzzcompile.model.verdicts import AGREEING, FORMS, Verdict
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class IssueFacts:
         self.verdict, self.detail = str(report.get("verdict") or "unknown"), str(report.get("detail") or "")
         is_bug = report.get("is_bug")
         self.is_bug = is_bug if is_bug is not None else self.verdict in {str(v) for v in Verdict if v.is_bug}
-        self.severity = rate_severity(report) if self.is_bug else None
+        self.severity, self.effect = (rate_severity(report), rate_effect(report)) if self.is_bug else (None, None)
         self.low_confidence = report.get("confidence") != "high"
         self.path = evidence.get("path")  # what ran in the program's place
         self.promise = evidence.get("promise")  # of a setting, that it breaks, in the words of the report

@@ -103,7 +103,7 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
     component = proof.name_component(facts)
     labels = [] if facts.without_compiler or facts.eager_is_wrong else ["oncall: pt2"]
     labels += [WORDS["together"]["label"]] if facts.nproc is not None else []
-    labels += ["module: correctness (silent)"] if facts.severity is Severity.SILENT else []
+    labels += ["module: correctness (silent)"] if facts.effect is Severity.SILENT else []
     labels += [component[1]] if component else proof.list_kernel_labels(facts)
     machines = [] if facts.machines is None else [("Machines", scrub(seen_on(facts.machines)))]
     return {

@@ -20,6 +20,7 @@ from fuzzcompile.model.evidence import (
     ValuePair,
 )
 from fuzzcompile.model.hints import format_script
+from fuzzcompile.model.inductor_toggles import NEUTRAL
 from fuzzcompile.model.privacy import fold_lines
 from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.verdicts import ERRORS, VALUES, Verdict
@@ -35,8 +36,8 @@ _MODES = {"enabled": "with gradients enabled", "inference_mode": "under `torch.i
 
 def reach(facts: IssueFacts) -> str:
     """Describe the reach of a bug: whether it is on by default, and the programs that it hits."""
-    constants, silent = read_constants(facts.reproducer), facts.severity in (Severity.SILENT, Severity.ALIASING)
-    right = "; the values are right" if facts.severity in (Severity.RAISING_LAYOUT, Severity.LAYOUT) else ""
+    constants, silent = read_constants(facts.reproducer), facts.effect in (Severity.SILENT, Severity.ALIASING)
+    right = "; the values are right" if facts.effect in (Severity.RAISING_LAYOUT, Severity.LAYOUT) else ""
     if constants is None:
         is_script = facts.reproducer is not None and not re.search(r"^def make\(", facts.reproducer, re.MULTILINE)
         where = "with the settings of its own script" if is_script else f"on {_device(facts)}"
@@ -47,13 +48,11 @@ def reach(facts: IssueFacts) -> str:
         return f"It breaks a promise that holds only where a setting asks for it ({facts.promise}).{quiet} {seen}"
     if opt_ins := [text for _, text in list_opt_ins(facts)]:
         return f"It needs options that are off by default: `{'`, `'.join(opt_ins)}`.{quiet} {seen}"
-    if draws := [name for name in _NEUTRAL if name in _read_settings(constants)]:
+    if draws := [name for name in NEUTRAL if name in _read_settings(constants)]:
         return f"It happens with the default settings and `{draws[0]} = True`, for equal random numbers.{quiet} {seen}"
     return f"It happens with the default settings.{quiet} {seen}"
 
 
-# Settings that make eager and compiled comparable, and change nothing else.
-_NEUTRAL = ("fallback_random",)
 _PATHS = {
     "export": "torch.export.export",
     "aoti": "torch._inductor.aoti_compile_and_package",
@@ -89,7 +88,7 @@ def _shortest(key: str, value: object) -> str:
 
 
 def _settings(value: object) -> list[tuple[str, object]]:
-    return [(str(key), item) for key, item in value.items() if key not in _NEUTRAL] if isinstance(value, dict) else []
+    return [(str(key), item) for key, item in value.items() if key not in NEUTRAL] if isinstance(value, dict) else []
 
 
 def since(facts: IssueFacts) -> str:
@@ -309,9 +308,9 @@ _WORDS_OF_FORMS = {"dtype": "", "shape": "shape ", "requires_grad": "a tensor wi
 
 
 def _metadata(facts: IssueFacts) -> Effect:
-    if facts.severity is Severity.RAISING_LAYOUT:
+    if facts.effect is Severity.RAISING_LAYOUT:
         return Effect("returns a non-contiguous tensor", ", so `.view()` raises")
-    if facts.severity is Severity.LAYOUT:
+    if facts.effect is Severity.LAYOUT:
         return Effect("returns a tensor with other strides", " than in eager")
     for entry in facts.wrong:
         values = find_pair(entry)

@@ -19,7 +19,7 @@ from fuzzcompile.front.cli.options import setting_option
 from fuzzcompile.model.conditions import Conditions, Question
 from fuzzcompile.model.errors import CaseError, UsageError
 from fuzzcompile.model.hints import CommandSubject
-from fuzzcompile.model.severity import FailOn, Severity, rank, rate_severity
+from fuzzcompile.model.severity import FailOn, Severity, rank, rate_effect, rate_severity
 
 if TYPE_CHECKING:
     from fuzzcompile.diagnosis.worker.file_triage import FileAnswer
@@ -238,8 +238,6 @@ def compute_status(answers: Sequence[FileAnswer], fail_on: FailOn | None = None)
     statuses = {answer.status for answer in answers if answer.status != 1}
     asks = fail_on is not None and fail_on.least is Severity.BY_DESIGN
     bugs = [answer.report for answer in answers if answer.status == 1]
-    counted = any(
-        fail_on is None or fail_on.counts(bug["verdict"] if bug else None, rate_severity(bug)) for bug in bugs
-    )
+    counted = any(fail_on is None or fail_on.counts(bug["verdict"] if bug else None, rate_effect(bug)) for bug in bugs)
     counted |= asks and any(rate_severity(answer.report) is Severity.BY_DESIGN for answer in answers)
     return max(statuses | {int(counted)})

@@ -64,7 +64,12 @@ _LEAST_FULL, _MOST_FULL = 0.1, 0.9
 _FULL_ONLY = (LOWERING, SCHEDULER)
 _WORTH = {SCHEDULER: 0.25}
 # What a finding is worth by its severity, beside a rule that fired for the first time.
-_WORTH_OF_FINDING = {Severity.SILENT: 8.0, Severity.ERROR: 4.0, Severity.ALIASING: 4.0, Severity.RAISING_LAYOUT: 2.0}
+_WORTH_OF_FINDING = {
+    Severity.SILENT: 8.0,
+    Severity.ERROR: 4.0,
+    Severity.ALIASING: 4.0,
+    **dict.fromkeys((Severity.RAISING_LAYOUT, Severity.OPT_IN), 2.0),
+}
 # Share of a feature's counts that is kept after each block, so that exhausted features are abandoned.
 _MEMORY = 0.9
 _MOST_PARENTS = 128

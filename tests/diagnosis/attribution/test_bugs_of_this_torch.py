@@ -65,6 +65,7 @@ def test_a_pattern_whose_handler_calls_a_pass_is_named(write_case: Callable[...,
     culprit = report["culprit"]
     assert (culprit["stage"], culprit["rewrite"]) == ("pre_grad", "unbind_cat_to_view")
     assert culprit["necessary"] is True
+    assert (report["severity"], report["opt_in"]) == ("opt_in", ["pre_grad_fusion_options"])
 
 
 # _sfdp_pattern_8 takes weights that are cast down to float16 for weights cast back to the query's float32. The output's

@@ -9,7 +9,7 @@ from calling import call, sentence
 
 from fuzzcompile.diagnosis.worker.file_triage import FileAnswer
 from fuzzcompile.front.cli.triage import compute_status
-from fuzzcompile.model.severity import FAIL_ON, FailOn
+from fuzzcompile.model.severity import FAIL_ON, FailOn, Severity, rate_effect, rate_severity
 
 
 def answer(verdict: str, status: int = 1) -> FileAnswer:
@@ -34,6 +34,16 @@ def answer(verdict: str, status: int = 1) -> FileAnswer:
 def test_what_counts(word, verdicts, status):
     fail_on = None if word is None else FailOn.parse(word)
     assert compute_status([answer(verdict) for verdict in verdicts], fail_on) == status
+
+
+def test_what_a_case_has_opted_into_counts_by_what_it_does():
+    opted = FileAnswer(Path("c.py"), {"verdict": "miscompile", "is_bug": True, "opt_in": ["freezing"]}, status=1)
+    assert rate_severity(opted.report) is Severity.OPT_IN and rate_effect(opted.report) is Severity.SILENT
+    assert compute_status([opted], FailOn.parse("silent")) == 1
+    assert not FailOn.parse("silent").counts("miscompile", Severity.OPT_IN), "as in a campaign, which opted in itself"
+    assert FailOn.parse("opt_in").counts("miscompile", Severity.OPT_IN)
+    minor = {"verdict": "accepts_invalid", "is_bug": True, "opt_in": ["freezing"]}
+    assert rate_severity(minor) is Severity.ACCEPTS_INVALID
 
 
 def test_a_word_is_a_severity_or_the_verdict_of_a_bug():
