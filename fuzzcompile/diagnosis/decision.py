@@ -36,7 +36,11 @@ from fuzzcompile.model.thresholds import (
 )
 from fuzzcompile.model.verdicts import AGREEING, Comparison, Verdict
 from fuzzcompile.run.case import CompileSettings
+from fuzzcompile.run.case_program import build
 from fuzzcompile.run.observation import Observation
+from fuzzcompile.run.runs import observe
+from fuzzcompile.run.sharded_tensors import is_in_group
+from fuzzcompile.run.tensors import is_inexact, list_tensors
 
 # Promises that a case's own settings make, as far as its judged compile shows whether they are kept.
 
@@ -405,6 +409,29 @@ def limit_claims(experiments: Experiments, decision: Decision) -> Decision:
     if decision.verdict is Verdict.NONFINITE and survives_float64(experiments) is not True:
         return Decision(Verdict.UNSTABLE, "low", "not finite in one of the runs, which is not so in float64")
     return decision
+
+
+def doubt_layout(experiments: Experiments, trial: Trial) -> str | None:
+    """Say why other strides mean nothing: nothing has a layout, or eager mode has the same under gradients.
+
+    None where anything but strides differs, or they mean something.
+    """
+    case, wrong = experiments.case, [c for c in trial.judgement.comparisons if c.finding not in AGREEING]
+    made = trial.observation.index_by_name()
+    if not wrong or any(each.finding != "stride" or each.name not in made for each in wrong):
+        return None
+    if all(sum(size != 1 for size in made[each.name].value.shape) < 2 for each in wrong):
+        return "no result with other strides has two dimensions longer than 1"
+    if case.differentiates or case.state is not None or is_in_group():
+        return None
+    program = build(case, experiments.device)
+    for tensor in list_tensors(program.calls):
+        if tensor.is_leaf and is_inexact(tensor):
+            tensor.requires_grad_()
+    recorded = observe(replace(case, grad="enabled"), program, program.model).index_by_name()
+    if all(each.name in recorded and recorded[each.name].stride == made[each.name].stride for each in wrong):
+        return "eager mode returns these strides itself where its inputs require gradients"
+    return None
 
 
 def iter_other_ways(experiments: Experiments, trial: Trial) -> Iterator[tuple[str, Compilation]]:

@@ -187,6 +187,7 @@ class TriageReport:
     randomness: str | None = None
     gives: str | None = None
     promise: str | None = None
+    layout_doubt: str | None = None
     opt_in: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -86,6 +86,7 @@ class EvidenceJson(TypedDict, total=False):
     randomness: str | None  # how a program that draws random numbers was judged; null: it draws none
     gives: str | None  # for ``accepts_invalid``, dtypes and shapes of what the compiled program returns
     promise: str | None  # the promise of a setting that is broken; null where none is
+    layout_doubt: str | None  # where strides alone differ, why they mean nothing; null where they do
     warnings: list[str]  # the warnings that only one of the two runs gave
     notes: list[str]  # what else a reader should know, such as what lowers the confidence
     call: LaterCallJson | None  # of a script, if that was judged by itself, in place of the first

@@ -10,9 +10,11 @@ from typing import NamedTuple
 from fuzzcompile.corpus.replay.replay_history import ReplayStatus, order, public
 from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.custom import is_custom
+from fuzzcompile.model.evidence import RANDOM_STATE
 from fuzzcompile.model.hints import CommandSubject, format_command
 from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.verdicts import ERRORS, VALUES, Verdict
+from fuzzcompile.report.circumstances import several
 from fuzzcompile.report.finding_facts import IssueFacts, case_part
 from fuzzcompile.report.proof import format_entry
 from fuzzcompile.report.titles import title
@@ -69,8 +71,7 @@ def _numeric(facts: IssueFacts) -> Iterator[Rule]:
     same = entry.get("torch_same")
     eager, compiled = entry.get("max_abs_error_eager"), entry.get("max_abs_error_compiled")
     verdict = "was not recorded" if same is None else "calls them the same" if same else "calls them different"
-    # Its root mean squares are NaN where either side is not finite, and then it lets everything pass.
-    met = None if same is None or (same and compiled is None) else not same
+    met = None if same is None else not same
     note = f"errors are against float64; `torch._dynamo.utils.same` with `fp64_ref` {verdict}"
     yield Rule("Higher-precision baseline", met, note, _LARGER)
     farther = compiled is None or eager is None or compiled > eager
@@ -117,18 +118,23 @@ def find_refusal(facts: IssueFacts) -> Refusal | None:
     """The first reason against filing the finding; None if it is fit to be filed.
 
     Refused are: what is no bug, what was seen with plants, what a person has marked, what belongs to a group that has
-    an issue, what is fixed in the newest torch that was tried, a suspect without proof, and what breaks a rule of
-    PyTorch's for fuzzers.
+    an issue, a random state or layout that changes nothing, what is fixed in the newest torch that was tried, a suspect
+    without proof, and what breaks a rule of PyTorch's for fuzzers.
     """
     if not facts.is_bug:
         subject = facts.subject
         explained = subject.format_command(*(("corpus", "show") if subject.is_finding else ("triage",)))
         return Refusal(why_not(facts), f"nothing does: `{explained}` explains the verdict")
     if plants := facts.report.get("plants"):
-        where = f"it was seen in a torch with planted bugs ({', '.join(plants)})"
+        where = f"it was seen in a torch with planted bugs ({several(plants, ', ')})"
         return Refusal(where, "judge it without `--plant`: what it shows then is PyTorch's")
     if (marked := next(_marked(facts), None)) is not None:
         return marked
+    if facts.wrong and all(output.get("name") == RANDOM_STATE for output in facts.wrong):
+        differs = "only the state of the random generator after the call differs"
+        return Refusal(differs, "a program whose next random numbers are wrong for that")
+    if doubt := (facts.report.get("evidence") or {}).get("layout_doubt"):
+        return Refusal(f"a layout that means nothing: {doubt}", "a program in which `.view()` or a kernel minds it")
     # Fixed in the newest torch that was tried; an older one says nothing of the torch where it was seen.
     history, newest = facts.history, facts.history.newest if facts.history is not None else None
     is_newer = newest is not None and order(newest) >= order(public(facts.torch or ""))

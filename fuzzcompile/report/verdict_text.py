@@ -207,6 +207,9 @@ def advice(report: ReportJson, name: str | CommandSubject) -> str:
             "report it with the case, the settings above, and the operator and kernel named "
             f"(torch {report['torch']}); minimizing keeps wrong values, not wrong bits"
         )
+    if doubt := report["evidence"].get("layout_doubt"):
+        help_now = f"; if it matters here, {workaround}" if workaround else ""
+        return f"nothing to report, since {doubt}{help_now}"
     until = f"until it is fixed, use {workaround}; " if workaround else ""
     again = WORDS["again"].get(verdict, "")
     doubt = "check it first, confidence is low; " if report.get("confidence") == "low" and not again else ""

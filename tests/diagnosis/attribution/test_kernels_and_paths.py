@@ -158,7 +158,9 @@ def make():
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="which path pooling takes hangs on the torch")
 def test_a_layout_that_another_path_gives_is_not_blamed_on_what_passes_it_on(write_case: WriteCase):
-    culprit = report_on(write_case(POOLED))["culprit"]
+    report = report_on(write_case(POOLED))
+    assert "where its inputs require gradients" in report["evidence"]["layout_doubt"]
+    culprit = report["culprit"]
     assert (culprit["stage"], culprit["family"], culprit["necessary"]) == ("functionalization", "max_pool1d", True)
     assert culprit["details"]["kind"] == "stride"
 
@@ -184,6 +186,7 @@ def test_a_branch_that_is_taken_only_under_dynamo_is_named_and_proved(write_case
     report = report_on(write_case(TRACED))
     culprit = report["culprit"]
     assert (report["verdict"], report["confidence"]) == ("metadata", "high")
+    assert report["evidence"]["layout_doubt"] is None
     assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("dynamo", "is_compiling()", True)
     assert (culprit["details"]["expected"], culprit["details"]["got"]) == ("line 8", "line 7")
 

@@ -8,9 +8,11 @@ from findings import CULPRIT, SHOWN, WRONG, facts
 from fuzzcompile.corpus.models import Umbrella
 from fuzzcompile.corpus.replay.replay_history import History
 from fuzzcompile.corpus.transactions import Mark
+from fuzzcompile.model.evidence import RANDOM_STATE
 from fuzzcompile.report.filing import find_refusal, make_entry, with_entry
 
 ISSUE = "https://github.com/pytorch/pytorch/issues/1"
+NAN = {"max_abs_error_compiled": None, "non_finite": "nan"}
 SUSPECT = {**CULPRIT, "necessary": False}
 
 
@@ -48,6 +50,22 @@ def test_what_is_no_bug_is_not_filed(verdict):
             "unless it comes back",
         ),
         ({"confirmed": False}, "Minimal reproducer (", "minimize"),
+        ({"plants": ["a.py", "b.py"]}, "planted bugs (a.py, b.py)", "without `--plant`"),
+        (
+            {"evidence": {"outputs": [{**WRONG, "name": RANDOM_STATE, "finding": "integer"}]}},
+            "only the state of the random generator",
+            "next random numbers",
+        ),
+        ({"evidence": {"outputs": [WRONG], "layout_doubt": "no result is long"}}, "means nothing: no result", "view()"),
+        (
+            {
+                "evidence": {
+                    "outputs": [{**WRONG, "torch_same": True, "max_abs_error_compiled": None, "non_finite": "nan"}]
+                }
+            },
+            "Higher-precision baseline",
+            "larger",
+        ),
         ({"reproducer": None}, "Minimal reproducer (there is none yet)", "minimize"),
         ({"evidence": {"outputs": [{**WRONG, "within_default_tolerance": True}]}}, "Default tolerances", "larger"),
         ({"evidence": {"outputs": [{**WRONG, "torch_same": True}]}}, "Higher-precision baseline", "larger"),
