@@ -9,6 +9,7 @@ And a reproducer that shows another cause than its finding is no reproducer of i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from sqlalchemy import delete, func, select, update
@@ -26,6 +27,7 @@ from fuzzcompile.model.signatures import (
     is_unproved,
     name_by_case,
     name_same_place,
+    parse_file,
     parse_fingerprint,
     parse_stage,
     raise_alike,
@@ -145,14 +147,19 @@ def speaks_for(signature: str, reproduced: Mapping[str, object], judged: Mapping
 
 VALIDATION = "validation"
 LAYOUT = "layout"
+OPT_IN = "opt_in"
 
 
 def find_umbrella(severity: str | None, signature: str) -> str | None:
     """The group of a finding, None for one that stands alone.
 
     What eager refuses and the compiler accepts is one group (``validation``): each operator whose decomposition forgot
-    a check shows it anew. Harmless layouts are one for each stage (``layout-decomposition``).
+    a check shows it anew. Harmless layouts are one for each stage (``layout-decomposition``), and what needs a setting
+    that is off by default one for each file (``opt_in-split_cat``): passes of a file have one author and share helpers.
     """
+    if severity == Severity.OPT_IN:
+        file = parse_file(signature)
+        return None if file is None else f"{OPT_IN}-{PurePosixPath(file).stem}"
     if severity == Severity.ACCEPTS_INVALID:
         return VALIDATION
     return f"{LAYOUT}-{parse_stage(signature)}" if severity == Severity.LAYOUT else None

@@ -49,6 +49,12 @@ def parse_stage(signature: str) -> str:
     return signature.partition(":")[0]
 
 
+def parse_file(signature: str) -> str | None:
+    """Return the file of the compiler that a signature names; None where it names none."""
+    parts = signature.split(":")
+    return parts[1] if len(parts) > 1 and parts[1].endswith(".py") else None
+
+
 def drop_fingerprint(signature: str) -> str:
     """The signature without the fingerprint of its cause: the place in the compiler."""
     return replace_fingerprint(signature, None)

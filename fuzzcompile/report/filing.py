@@ -143,6 +143,10 @@ def find_refusal(facts: IssueFacts) -> Refusal | None:
         replayed = format_command("replay", published=subject.published, select=subject.name, corpus=corpus)
         remedy = f"nothing, unless it comes back: `{replayed}` says so"
         return Refusal(f"it is fixed in torch {newest}, the newest that was tried", remedy)
+    if facts.umbrella is not None and facts.severity is Severity.OPT_IN and facts.grouped > 1:
+        group = facts.umbrella.name
+        one = f"`{replace(facts.subject, name=group).format_command('issue')}` drafts it"
+        return Refusal(f"one issue for the {facts.grouped} findings of the group {group} is enough", one)
     broken = (rule for rule in rules(facts) if rule.met is False)
     unmet = (Refusal(f"a rule of PyTorch's for fuzzers is not met: {r.text} ({r.note})", r.remedy) for r in broken)
     return _unproved(facts) or next(unmet, None)

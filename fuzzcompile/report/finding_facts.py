@@ -94,6 +94,7 @@ class IssueFacts:
     queries: Sequence[str] = ()  # what it asked for
     mark: Mark | None = None  # what a person said of the finding; None if nothing
     umbrella: Umbrella | None = None  # the group that it belongs to, and what a person said of that
+    grouped: int = 1  # how many findings that group has
     machines: Machines | None = None  # where it was seen and judged; None for a case that is in no corpus
     subject: CommandSubject = field(default_factory=lambda: CommandSubject("FINDING"))  # on a command line
 

@@ -183,6 +183,7 @@ def draft_umbrella(group: Umbrella, members: Sequence[IssueFacts]) -> str:
     return template.render(
         group=group,
         refuses=all(facts.verdict == Verdict.ACCEPTS_INVALID for facts in kept),
+        settings=dict.fromkeys(text for facts in kept for _, text in wording.list_opt_ins(facts)),
         rows=sorted(map(_row, kept), key=lambda row: row[1:3]),
         scripts=[(name, scrub(script)) for name, script in scripts if script is not None],
         versions=versions(kept[0].environment) if kept else [],

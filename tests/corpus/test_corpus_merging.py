@@ -210,6 +210,17 @@ def test_layouts_are_grouped_by_stage(store: Store) -> None:
     assert [u.name for u in store.umbrellas()] == ["layout-decomposition", "layout-post_grad"]
 
 
+def test_opt_in_passes_are_grouped_by_file(store: Store) -> None:
+    opted = {"opt_in": ["pre_grad_fusion_options"]}
+    found(store, "pre_grad:torch/_inductor/fx_passes/split_cat.py:unbind_cat:order", "a\n", **opted)
+    found(store, "pre_grad:torch/_inductor/fx_passes/split_cat.py:split_stack:order", "b\n", **opted)
+    found(store, "pre_grad:torch/_inductor/fx_passes/split_cat.py:merge:order", "c\n")
+    assert [f.umbrella for f in store.findings()] == ["opt_in-split_cat"] * 2 + [None]
+    assert [f.severity for f in store.findings()] == ["opt_in", "opt_in", "silent"]
+    assert [f.place for f in store.summaries()] == sorted(f.place for f in store.summaries())
+    assert store.summaries()[0].severity == "silent", "what nobody opted into comes first"
+
+
 def test_a_script_judged_again_is_replaced_and_says_what_the_finding_is(store: Store) -> None:
     found(store, AXIS, "a\n")
     reduced(store, "F1", AXIS)

@@ -63,7 +63,7 @@ def keep_reproducer(
 def collect_issue_facts(store: Store, finding: str | int) -> IssueFacts:
     """Return the facts that a draft may state about a stored finding."""
     stored = store.finding(finding)
-    return IssueFacts.of_stored(
+    facts = IssueFacts.of_stored(
         stored,
         store.best_reproducer(finding),
         store.environment_of(finding),
@@ -72,6 +72,8 @@ def collect_issue_facts(store: Store, finding: str | int) -> IssueFacts:
         store.umbrella(stored.umbrella),
         CommandSubject(stored.public_id, {"corpus": store.location}),
     )
+    grouped = sum(other.umbrella == stored.umbrella for other in store.summaries()) if stored.umbrella else 1
+    return replace(facts, grouped=grouped)
 
 
 def draft_group(store: Store, name: str) -> str | None:

@@ -43,6 +43,11 @@ def test_what_is_no_bug_is_not_filed(verdict):
             f"group validation, which has an issue: {ISSUE}",
             "comment",
         ),
+        (
+            {"umbrella": Umbrella("opt_in-split_cat"), "grouped": 3, "opt_in": ["freezing"]},
+            "one issue for the 3 findings of the group opt_in-split_cat",
+            "issue opt_in-split_cat",
+        ),
         ({"umbrella": Umbrella("layout", "wontfix")}, "group layout, which is marked wontfix", "mark layout open"),
         (
             {"history": History({"2.13.0": "failing", "2.15.0": "fixed"}, "2.13.0", "2.15.0", "2.15.0", True)},
@@ -85,6 +90,7 @@ def test_what_is_refused_and_what_would_change_that(fields, reason, remedy):
     [
         {"mark": Mark("open")},
         {"umbrella": Umbrella("layout")},
+        {"umbrella": Umbrella("opt_in-split_cat"), "opt_in": ["freezing"]},  # the only one of its group
         {"history": History({"2.11.0": "fixed"}, newest="2.11.0")},  # older than where it was seen
         {"history": History({"2.13.0": "failing", "2.15.0": "errored"}, "2.13.0", None, "2.15.0", True)},
         {"ablations": []},  # the ladder of backends is one
