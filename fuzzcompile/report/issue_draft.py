@@ -100,7 +100,7 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
     for needed in facts.report.get("contributors") or ():
         place = f", `{needed['source']}:{needed.get('line')}`" if needed.get("source") else ""
         contributors.append(f"`{needed.get('rewrite') or needed.get('family')}` ({needed.get('stage')}{place})")
-    component = proof.name_component(facts)
+    component, subject = proof.name_component(facts), facts.subject
     labels = [] if facts.without_compiler or facts.eager_is_wrong else ["oncall: pt2"]
     labels += [WORDS["together"]["label"]] if facts.nproc is not None else []
     labels += ["module: correctness (silent)"] if facts.effect is Severity.SILENT else []
@@ -109,6 +109,8 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
     return {
         "facts": facts,
         "title": title(facts),
+        "words": facts.mark.note if facts.mark is not None and facts.mark.status == "open" else None,
+        "ask": subject.format_command("corpus", "mark", after=("open",), note="...") if subject.is_finding else "",
         "summary": wording.summary(facts),
         "script": script,
         "whole_output": scrub(output).strip(),

@@ -11,6 +11,7 @@ from triage_reports import output
 from fuzzcompile.corpus.machines import list_machines
 from fuzzcompile.corpus.models import Related
 from fuzzcompile.corpus.replay.replay_history import History
+from fuzzcompile.corpus.transactions import Mark
 from fuzzcompile.model.privacy import scrub
 from fuzzcompile.report.filing import Refusal
 from fuzzcompile.report.finding_facts import IssueFacts
@@ -92,9 +93,16 @@ def test_what_is_folded():
     assert "\n\n\n" not in text
 
 
+def test_a_person_says_first_why_it_matters():
+    section = draft().partition("### Why it matters")[2].partition("### ")[0]
+    assert "Not to be filed before a person" in section and "AI policy" in section
+    section = draft(mark=Mark("open", note="Whoever trains with it.")).partition("### Why it matters")[2]
+    assert section.strip().startswith("Whoever trains with it.") and "Not to be filed" not in section
+
+
 def test_what_a_person_still_does_stands_at_the_end():
     todo = draft().partition("**Before filing**")[2]
-    assert "on the latest nightly too" in todo and "in your own words" in todo and "AI policy" in todo
+    assert "on the latest nightly too" in todo and "Search issues" in todo
     assert "Search issues and pull requests" in todo
     assert "`oncall: pt2`, `module: correctness (silent)`, `module: inductor`, `topic: fuzzer`" in todo
     assert "could not be observed" not in todo and "by hand" in draft(confidence="low").partition("**Before")[2]
