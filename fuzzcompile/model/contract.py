@@ -230,6 +230,7 @@ class ShownJson(TypedDict, total=False):
     # whether eager mode calls that operator in the same way (it agrees with aot_eager), so that eager is wrong, and
     # the compiled program need not be
     eager_is_wrong: bool
+    bisector: str  # the answer of ``torch._inductor.compiler_bisector``, where it was asked
     ladder: list[RungJson]  # eager, aot_eager, aot_eager_decomp_partition and inductor, in this order
     expression: str  # the operation at fault in the user's words, such as ``torch.add(x, a @ b, alpha=0.5)``
     error_log: str  # the whole text of an error, with that of the C++ or Triton compiler, without paths of this machine

@@ -137,15 +137,18 @@ def _iter_results(
     report: ReportJson, details: DetailsJson, removed: Sequence[_Call], added: Sequence[_Call]
 ) -> Iterator[str]:
     """What became of the result thereby, as far as it is what the verdict is about."""
-    verdict = report["verdict"]
+    verdict, cause = report["verdict"], report.get("cause") or {}
     if verdict in VALUES:
         if lost := _list_lost(report, removed, added):
             yield f"{_join([f'`{word}`' for word in lost])} {'is' if len(lost) == 1 else 'are'} gone"
         moved = details.get("float64")
         if moved is None and details.get("non_finite"):
             yield f"the result becomes {details['non_finite']}"
+        elif cause.get("computes") == "neighbour" and cause.get("before") and cause.get("after"):
+            yield f"that computes what eager mode gives with `{cause['after']}` in place of `{cause['before']}`"
         elif isinstance(moved, float) and moved > _MOVED:
-            yield f"in float64, that moves the result by {moved:.3g} of its size"
+            share = f"{moved:.0%}" if moved >= 0.01 else f"{moved:.1e}"
+            yield f"in float64, the results of the two differ by {share} of their size"
     change = details.get("changed" if verdict == Verdict.METADATA else "shares")
     if change and verdict in (Verdict.METADATA, Verdict.ALIASING):
         yield _BECAME.sub(lambda own: f"{own[2]} of {own[1]} " if own[2] else f"{own[1]} ", scrub(str(change)))

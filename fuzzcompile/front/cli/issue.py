@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 @click.option(
     "--search", is_flag=True, help="First search PyTorch's issues and pull requests for reports on the finding."
 )
+@click.option("--bisect", is_flag=True, help="Let torch's own CompilerBisector say where the script goes wrong, too.")
 @click.option(
     "--comment", metavar="ISSUE", help="Print a comment for this report in place of an issue: '#123', or its URL."
 )
@@ -46,6 +48,7 @@ def issue(
     conditions: Conditions,
     location: str | None,
     search: bool,
+    bisect: bool,
     comment: str | None,
     as_json: bool,
 ) -> int:
@@ -58,6 +61,9 @@ def issue(
 
     --search asks GitHub's search API, with the token of GITHUB_TOKEN or GH_TOKEN if there is one. What it finds is kept
     in the corpus and stands in the draft.
+
+    --bisect runs torch._inductor.compiler_bisector on the script of the finding, a minute or more, for its answer to
+    stand beside ours.
 
     --comment is for a bug that is reported already: a few lines with what the thread may lack, a smaller script, the
     place at fault with its proof, and the versions that were tried.
@@ -75,6 +81,7 @@ def issue(
         raise UsageError(f"--search is for findings of a corpus, and {name} is a file.")
     found = _search(name, location, as_json=as_json) if search else {}
     facts = _collect_facts(path or name, conditions, location)
+    facts = _bisect(facts) if bisect else facts
     if comment is not None:
         return _print_comment(name, facts, comment, as_json=as_json)
     return _print_draft(name, facts, found, anyway=anyway, as_json=as_json)
@@ -94,6 +101,23 @@ def _print_comment(name: str, facts: IssueFacts, report: str, *, as_json: bool) 
     else:
         click.echo(f"There is nothing to say of {name} there: {why_not(facts)}.", err=True)
     return 0
+
+
+_BISECTING_SECONDS = 300.0
+
+
+def _bisect(facts: IssueFacts) -> IssueFacts:
+    """The facts with the answer of torch's bisector; as they are where it gives none, which is said."""
+    from fuzzcompile.programs.scripts.clean_process import bisect_compiler
+
+    answer = None
+    if facts.reproducer is None or facts.nproc is not None or facts.target is not None or facts.report.get("plants"):
+        click.echo("CompilerBisector was not run: it needs a script that shows the bug alone in one process.", err=True)
+    else:
+        click.echo("Running torch's CompilerBisector on the script (a minute or more) ...", err=True)
+        if (answer := bisect_compiler(facts.reproducer, _BISECTING_SECONDS)) is None:
+            click.echo("CompilerBisector gives no answer on this script.", err=True)
+    return facts if answer is None else replace(facts, shown={**facts.shown, "bisector": answer})
 
 
 def _search(name: str, location: str | None, *, as_json: bool) -> dict[str, object]:

@@ -116,6 +116,36 @@ def collect_environment() -> str:
     return "\n".join(line.rstrip() for line in text.splitlines()).strip() + "\n"
 
 
+# Torch's own bisection over backends, passes and lowerings; the script's exit status says whether a compile is right.
+_BISECT = """
+import runpy, sys, torch
+from torch._inductor.compiler_bisector import CompilerBisector
+
+def works():
+    torch._dynamo.reset()
+    try:
+        runpy.run_path(sys.argv[1], run_name="__main__")
+    except SystemExit as end:
+        return not end.code
+    except Exception:
+        return False
+    return True
+
+print(f"\\nANSWER {CompilerBisector.do_bisect(works)}")
+"""
+
+
+def bisect_compiler(source: str, timeout: float) -> str | None:
+    """The answer of ``torch._inductor.compiler_bisector`` on a reproducer; None where it gives none in time.
+
+    It compiles the script some ten to fifty times, without torch's caches.
+    """
+    caches = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+    ran = run_alone(source, command=("-W", "ignore", "-c", _BISECT), environment=caches, timeout=timeout)
+    answer = re.search(r"^ANSWER (BisectionResult\(.*\))$", ran.output, re.MULTILINE)
+    return None if answer is None or ran.status else answer[1]
+
+
 def run_planted(*paths: str) -> None:
     """Execute plants as a worker does, once the compiler has registered its patterns; run the last as a script."""
     import runpy

@@ -32,8 +32,8 @@ ADDMM = (
 def test_what_is_put_in_place_of_what():
     told = tell("miscompile", diff(*ADDMM, float64=0.5))
     assert told == (
-        "`addmm` puts `mm(…)` and `add(…)` in place of `addmm(…, beta=-1)`: in float64, that moves the result by 0.5 "
-        "of its size."
+        "`addmm` puts `mm(…)` and `add(…)` in place of `addmm(…, beta=-1)`: in float64, the results of the two "
+        "differ by 50% of their size."
     )
 
 
@@ -41,6 +41,8 @@ def test_an_argument_is_gone_if_the_same_call_lacks_it_or_the_case_that_passes_c
     cause = {"fingerprint": "addmm(beta)", "kind": "argument", "before": "beta=-1", "after": "beta=1"}
     assert "`beta=-1` is gone" in tell("miscompile", diff(*ADDMM), cause=cause)
     assert "is gone" not in tell("miscompile", diff(*ADDMM), cause={**cause, "fingerprint": "mm(beta)"})
+    computes = tell("miscompile", diff(*ADDMM, float64=0.5), cause={**cause, "computes": "neighbour"})
+    assert computes.endswith("; that computes what eager mode gives with `beta=1` in place of `beta=-1`.")
     dropout = "torch.nn.functional.dropout"
     lines = (f"-c: f32[4] = {dropout}(a, p=0.1, training=False)", f"+c: f32[4] = {dropout}(b)")
     told = tell("miscompile", diff(*lines))
