@@ -26,7 +26,8 @@ from fuzzcompile.report.wording import why_not
 _NUMERIC = (*VALUES, Verdict.ALIASING)
 # Calls that return positions.
 _INDICES = re.compile(
-    r"\b(arg(?:max|min|sort|where)|max|min|sort|topk|mode|median|nanmedian|kthvalue|cummax|cummin|multinomial)\("
+    r"\b(arg(?:max|min|sort|where)|max|min|sort|topk|mode|median|nanmedian|kthvalue|cummax|cummin|multinomial|"
+    r"(?:adaptive_|fractional_)?max_pool\dd(?:_with_indices)?)\("
 )
 _LARGER = "a case in which the difference is larger than PyTorch tolerates"
 
