@@ -12,6 +12,10 @@ TORCH ?= 2.15.0
 OTHER := .venv-$(TORCH)
 OTHER_STAMP := $(OTHER)/.installed
 
+# The Pythons and torches of `make release-check`.
+PYTHONS ?= $(PYTHON)
+TORCHES ?= 2.13.0
+
 # The oldest dependencies that pyproject.toml allows, for `make lower-bounds`.
 LOWER := .venv-lower
 LOWER_STAMP := $(LOWER)/.installed
@@ -25,7 +29,7 @@ USING := tests/analyses/profile/test_recording.py tests/compiler/target/interpre
 	tests/fuzz/models tests/fuzz/opinfo/test_sweep.py tests/model tests/report tests/run/execution tests/tools
 USING_SLOWLY := tests/front/api/test_in_projects.py::test_a_notebook_shows_reports tests/packaging tests/report/pages/test_in_a_browser.py
 
-.PHONY: fuzz test slow lint doctor docs reports compat lower-bounds clean
+.PHONY: fuzz test slow lint doctor docs reports compat lower-bounds release-check clean
 
 fuzz: $(STAMP) ## A short campaign on the device that is there
 	$(BIN)/fuzzcompile run --budget $(BUDGET)
@@ -63,6 +67,9 @@ lower-bounds: $(LOWER_STAMP) ## Tests of what uses a dependency, with the oldest
 	$(LOWER)/bin/python -m pytest -p no:cacheprovider -m slow $(USING_SLOWLY)
 	$(LOWER)/bin/ruff format --check .
 	$(LOWER)/bin/ruff check .
+
+release-check: $(STAMP) ## Wheel and sdist, used in empty environments: make release-check PYTHONS="python3.11 python3.13" TORCHES="2.11.0 2.15.0"
+	$(BIN)/python tools/release_check.py --python $(PYTHONS) --torch $(TORCHES)
 
 # With Python 3.11: for later ones, some of these versions have no wheel.
 $(LOWER_STAMP): pyproject.toml constraints.txt tools/lower_bounds.py
