@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import json
 import shutil
-import sqlite3
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import earlier_corpora
 import pytest
 from corpus_examples import ENVIRONMENT, FIRED, STREAM, TORCH, bug, campaign, case, report, reproducer
 
@@ -109,24 +109,12 @@ def test_another_corpus_comes_with_its_campaigns_cases_and_coverage(filled: Stor
     assert clean is not None and clean.choices == b"x"
 
 
-def test_an_older_corpus_is_read_and_left_as_it_is(store: Store, tmp_path: Path) -> None:
-    path = tmp_path / "older.db"
-    with sqlite3.connect(path) as older:
-        older.executescript(Path(__file__).with_name("schema_0002.sql").read_text())
-        then, details = "2026-01-01 00:00:00", '{"torch": "2.13.0"}'
-        rows = {
-            "environments": (1, "e", "2.13.0", "cpu", None, None, None, details),
-            "cases": (1, case("a").sha256, "a", "generated", None, None, "[]", "[]", "[]", then),
-            "findings": (1, FOLD, "open", "miscompile", "high", None, None, 1, then, then, None),
-            "runs": (1, 1, 1, None, 1, None, None, "miscompile", 1, 0, 1.0, 1, json.dumps(bug(FOLD)), then),
-        }
-        for table, values in rows.items():
-            older.execute(f"insert into {table} values ({', '.join('?' * len(values))})", values)
-        older.execute("update findings set best_run_id = 1")
-    older.close()
+@pytest.mark.parametrize("revision", earlier_corpora.EARLIER)
+def test_an_older_corpus_is_read_and_left_as_it_is(store: Store, tmp_path: Path, revision: str) -> None:
+    path = earlier_corpora.make_corpus(tmp_path / "older.db", revision)
     before = path.read_bytes()
     assert [item.finding for item in take(store, path)] == ["F1"]
-    assert store.finding(FOLD).severity == "silent" and path.read_bytes() == before
+    assert store.finding(earlier_corpora.SIGNATURE).severity == "silent" and path.read_bytes() == before
 
 
 def test_findings_of_two_corpora_are_one_where_they_are_the_same(filled: Store, exports: Path, store: Store) -> None:

@@ -11,6 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from corpus_examples import ENVIRONMENT, bug, case
+from earlier_corpora import EARLIER, make_tables
 from postgres_server import PostgresServer
 from sqlalchemy import create_engine, make_url
 from sqlalchemy.dialects import postgresql
@@ -30,12 +31,9 @@ TABLES = {
 }  # fmt: skip
 
 
-def migrated(path: Path) -> Path:
-    """A corpus of the first released schema, brought up to date."""
-    with sqlite3.connect(path) as first:
-        first.executescript(Path(__file__).with_name("schema_0002.sql").read_text())
-    first.close()
-    Store.open(path).close()
+def migrated(path: Path, revision: str) -> Path:
+    """A corpus of an earlier schema, brought up to date."""
+    Store.open(make_tables(path, revision)).close()
     return path
 
 
@@ -47,9 +45,10 @@ def names_in(path: Path) -> set[str]:
     return {word for word in sql.split() if word.startswith(("ix_", "pk_", "uq_", "fk_"))}
 
 
-def test_the_migrations_make_what_the_models_describe(tmp_path: Path) -> None:
-    """From the first released schema; a change of the models needs a revision."""
-    path = migrated(tmp_path / "corpus.db")
+@pytest.mark.parametrize("revision", EARLIER)
+def test_the_migrations_make_what_the_models_describe(tmp_path: Path, revision: str) -> None:
+    """A change of the models needs a revision."""
+    path = migrated(tmp_path / "corpus.db", revision)
     options = {"version_table": VERSION_TABLE, "compare_type": True, "compare_server_default": True}
     with create_engine(f"sqlite:///{path}").connect() as connection:
         context = MigrationContext.configure(connection, opts=options)
@@ -57,9 +56,12 @@ def test_the_migrations_make_what_the_models_describe(tmp_path: Path) -> None:
     assert set(Base.metadata.tables) == TABLES
 
 
-def test_the_names_of_a_new_corpus_are_those_of_a_migrated_one(tmp_path: Path, file_store: Store) -> None:
+@pytest.mark.parametrize("revision", EARLIER)
+def test_the_names_of_a_new_corpus_are_those_of_a_migrated_one(
+    tmp_path: Path, file_store: Store, revision: str
+) -> None:
     made = names_in(tmp_path / "corpus.db")
-    assert made == names_in(migrated(tmp_path / "older.db"))
+    assert made == names_in(migrated(tmp_path / "older.db", revision))
     assert made and all(len(name) <= 63 for name in made), "PostgreSQL cuts longer names"
 
 
@@ -68,9 +70,11 @@ def test_the_schema_can_be_written_in_another_dialect() -> None:
         assert "TIMESTAMP WITHOUT" not in str(CreateTable(table).compile(dialect=postgresql.dialect()))
 
 
-def test_revisions_form_one_line() -> None:
+def test_revisions_form_one_line_and_the_tables_of_each_earlier_one_are_kept() -> None:
+    """Before a new revision, the tables of the last one are dumped as its ``schema_REVISION.sql``."""
     scripts = ScriptDirectory.from_config(configuration())
     assert len(scripts.get_heads()) == 1
+    assert {script.revision for script in scripts.walk_revisions()} == {*EARLIER, HEAD}
 
 
 def test_what_an_interrupted_upgrade_leaves_is_no_strangers_database(tmp_path: Path) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import gzip
 import hashlib
 import json
 import re
-import sqlite3
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from earlier_corpora import EARLIER, make_tables
 from page_reader import Reader
 from report_corpora import MADE, found, reproduced
 from triage_reports import CULPRIT, SIGNATURE, output
@@ -209,8 +208,6 @@ def test_a_missing_corpus_and_a_folder_that_cannot_be_written_are_said(store, tm
 
 
 def test_a_corpus_of_an_older_schema_is_read(tmp_path, capsys):
-    schema = Path(__file__).parents[2] / "corpus" / "schema_0002.sql"
-    with contextlib.closing(sqlite3.connect(tmp_path / "old.db")) as older, older:
-        older.executescript(schema.read_text(encoding="utf-8"))
+    make_tables(tmp_path / "old.db", EARLIER[0])
     assert call("report", "--out", tmp_path / "r.html", "--corpus", tmp_path / "old.db") == 0
     assert "No findings yet" in (tmp_path / "r.html").read_text(encoding="utf-8")
