@@ -12,6 +12,7 @@ from fuzzcompile.corpus.reader import Reader
 from fuzzcompile.corpus.records import CorpusError, Finding
 from fuzzcompile.model.errors import UsageError
 
+SCHEMA = 2  # of ``finding.json``; exports of schema 1 tell less, and are read
 REPORT_FILE = "finding.json"
 SOURCE_FILES = ("case.py", "repro.py", "neighbour.py")
 _OF_REPRODUCER = ("sha256", "lines", "kind", "confirmed", "torch", "report", "program", "shown", "environment")
@@ -28,7 +29,7 @@ def export(store: Reader, finding: Finding, folder: Path) -> list[Path]:
     sources = zip(SOURCE_FILES, (finding.source, *scripts), strict=True)
     files = {name: text.encode(errors="surrogatepass") for name, text in sources if text is not None}
     summary = {
-        "schema": 2,
+        "schema": SCHEMA,
         "id": finding.public_id,
         **told,
         "torch_versions": list(finding.torch_versions),

@@ -21,7 +21,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from fuzzcompile.corpus import merge, transactions
-from fuzzcompile.corpus.export import REPORT_FILE, SOURCE_FILES
+from fuzzcompile.corpus.export import REPORT_FILE, SCHEMA, SOURCE_FILES
 from fuzzcompile.corpus.merge import best_report, find_finding
 from fuzzcompile.corpus.models import (
     CampaignRow,
@@ -188,6 +188,10 @@ def put_export(session: Session, export: Export, *, trusted: bool) -> tuple[Arri
         raise ValueError(export.unfit)
     try:
         told: dict[str, Any] = json.loads(export.files[REPORT_FILE])
+        if told.get("schema", SCHEMA) > SCHEMA:
+            raise ValueError(
+                f"a newer fuzzcompile wrote it (schema {told['schema']}, this one reads {SCHEMA}): update it"
+            )
         sources = {
             name: data.decode(errors="surrogatepass") for name, data in export.files.items() if name in SOURCE_FILES
         }

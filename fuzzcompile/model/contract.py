@@ -322,4 +322,6 @@ def check_report(value: object) -> ReportJson:
         raise ReportMalformed(str(error)) from None
     if missing := [key for key in CORE if key not in report]:
         raise ReportMalformed(f"Object lacks `{missing[0]}`")
+    if report["schema"] > SCHEMA:
+        raise ReportMalformed(f"a newer fuzzcompile wrote it (schema {report['schema']}, this one reads {SCHEMA})")
     return cast(ReportJson, value)

@@ -62,6 +62,8 @@ def test_a_part_of_another_type_is_named(key, value, said):
 def test_every_report_has_the_core_and_may_have_keys_of_a_newer_version():
     report = dict(read(KEPT[0]))
     assert check_report(report | {"wrong": "eager"})["wrong"] == "eager"  # type: ignore[typeddict-item]
+    with pytest.raises(ReportMalformed, match=r"a newer fuzzcompile wrote it \(schema 2, this one reads 1\)"):
+        check_report(report | {"schema": 2})
     del report["torch"]
     with pytest.raises(ReportMalformed, match="lacks `torch`"):
         check_report(report)
