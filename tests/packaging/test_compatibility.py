@@ -22,6 +22,9 @@ from fuzzcompile.front.api.triage import TriageOptions
 from fuzzcompile.front.cli.main import _FORMER, _MOVED, cli
 from fuzzcompile.front.known_bugs import Baseline
 from fuzzcompile.model import contract
+from fuzzcompile.model.settings import SETTINGS
+from fuzzcompile.programs.casefiles import case_module
+from fuzzcompile.programs.casefiles.case_file import count_processes
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
@@ -41,7 +44,7 @@ def rows(mark: str) -> list[list[str]]:
 def words(mark: str) -> set[str]:
     text = re.search(rf"<!-- {mark} -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)
     assert text is not None, mark
-    return set(re.findall(r"`(\w+)`", text[1]))
+    return set(re.findall(r"`([\w-]+)`", text[1]))
 
 
 def commands(group: click.Group, before: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -75,6 +78,13 @@ def test_the_page_lists_the_python_names() -> None:
     assert words("options") == set(TriageOptions.__annotations__)
     fields = {name for name, _ in inspect.getmembers(fuzzcompile.Report)} | {"json"}
     assert words("Report") == {name for name in fields if not name.startswith("_")}
+
+
+def test_the_page_lists_the_settings_and_what_a_case_file_may_bind() -> None:
+    assert words("settings") == {setting.key for setting in SETTINGS}
+    read = re.findall(r'namespace\.get\("(\w+)"', inspect.getsource(case_module))
+    assert words("case file") | {"make"} == {*read, "NPROC"}
+    assert count_processes("NPROC = 2\ndef make(): ...\n") == 2
 
 
 def test_the_page_has_the_numbers_of_the_files() -> None:
