@@ -508,7 +508,7 @@ def name_operation(statement: Statement) -> str:
 
 def list_arguments(statement: Statement) -> list[StatementArgument]:
     """The arguments that are written into the statement, values of the program among them."""
-    names, defaults = _parameters(statement)
+    names, defaults = list_parameters(statement)
     rest = names[-1] if names and _is_spread(statement) else "argument {}"
     given: list[tuple[str, str | int, object]] = [
         (names[place] if place < len(names) else rest.format(place), place, value)
@@ -524,7 +524,7 @@ def _is_spread(statement: Statement) -> bool:
     return statement.form == "method" and statement.target in _SPREAD
 
 
-def _parameters(statement: Statement) -> tuple[list[str], Mapping[str, object]]:
+def list_parameters(statement: Statement) -> tuple[list[str], Mapping[str, object]]:
     """Names of the parameters in order, and the defaults of those that have one."""
     if statement.form == "operator":
         return ["self", "other"], {}

@@ -40,7 +40,7 @@ def _format_fill(input_: Input, shape: tuple[int, ...]) -> str:
         assert values is not None
         inferred = torch.tensor(values.tolist()).dtype if values.numel() else None
         literal = "" if inferred is input_.dtype else f", dtype={input_.dtype}"
-        return f"torch.tensor({format_literal(values.tolist())}{literal})"
+        return f"torch.tensor({format_literal(_shorten(values.tolist(), input_.dtype))}{literal})"
     kind = "" if input_.dtype is torch.int64 else f", dtype={input_.dtype}"
     if input_.fill == "arange":
         kind = ".0" if input_.dtype is torch.float32 else kind
@@ -51,11 +51,23 @@ def _format_fill(input_: Input, shape: tuple[int, ...]) -> str:
             return f"torch.rand({sizes or '()'}) > 0.5" if not shape else f"(torch.rand({sizes}) > 0.5)"
         highest = max(1, int(values.max())) if values is not None and values.numel() else 1
         return f"torch.randint({highest + 1}, ({sizes}{',' if len(shape) == 1 else ''}){kind})"
+    if input_.fill in ("nan", "inf", "-inf"):
+        return f'torch.full(({sizes}{"," if len(shape) == 1 else ""}), float("{input_.fill}"){dtype})'
     if input_.fill == "tril":
         return f"torch.ones({sizes}{dtype}).tril()"
     if input_.fill in ("randn", "rand") and not input_.dtype.is_floating_point and not input_.dtype.is_complex:
         raise ValueError(f"{input_.dtype} has no {input_.fill}")
     return f"torch.{input_.fill}({sizes or '()'}{dtype})"
+
+
+def _shorten(values: object, dtype: torch.dtype) -> object:
+    """Numbers in as few digits as give the same value in a dtype: 4.83 for the float32 4.829999923706055."""
+    if isinstance(values, list):
+        return [_shorten(value, dtype) for value in values]
+    if not isinstance(values, float) or not math.isfinite(values) or not dtype.is_floating_point:
+        return values
+    written = (float(f"{values:.{digits}g}") for digits in range(1, 17))
+    return next((short for short in written if torch.tensor(short, dtype=dtype).item() == values), values)
 
 
 def is_contiguous(input_: Input) -> bool:
@@ -99,6 +111,15 @@ def _find_dense_shape(input_: Input) -> tuple[tuple[int, ...], str]:
     return (reach,), f".as_strided({input_.shape}, {input_.stride})"
 
 
+_NON_FINITE: tuple[Fill, ...] = ("nan", "inf", "-inf")
+
+
+def _holds(values: torch.Tensor, number: str) -> bool:
+    """Return whether a NaN or an infinity is among the values of an input."""
+    value = float(number)
+    return bool((values.isnan() if math.isnan(value) else values == value).any())
+
+
 def list_fills(input_: Input) -> list[Fill]:
     """The fills to try for an input, the plainest first."""
     if input_.dtype is torch.bool:
@@ -108,6 +129,7 @@ def list_fills(input_: Input) -> list[Fill]:
     elif is_inexact(input_.dtype):
         choices = ["randn", "ones", "zeros", "arange", "rand"]
         choices = [fill for fill in choices if not (input_.dtype.is_complex and fill == "arange")]
+        choices[1:1] = [fill for fill in _NON_FINITE if input_.values is not None and _holds(input_.values, fill)]
     else:
         choices = ["arange", "zeros", "ones", "randint"]
     if torch.Size(input_.shape).numel() <= MOST_LITERALS and input_.values is not None:

@@ -300,8 +300,9 @@ def _split_error(output: str) -> tuple[str, str, str]:
 def classify_output(check: str, output: str, status: int) -> str:
     """Return the result of a script, from its output and exit status: "right", "wrong" or "raises".
 
-    ``check`` says how it shows the bug: "asserts", "views" (a view that only compiled results refuse), "raises",
-    "accepts" (prints what compiled code returns, and raises after that), "dies".
+    ``check`` says how it shows the bug: "asserts", "prints" (what both sides give, eager mode first), "views" (a view
+    that only compiled results refuse), "raises", "accepts" (prints what compiled code returns, and raises after that),
+    "dies".
     """
     _, frames, error = _split_error(output)
     if check == "dies":
@@ -310,6 +311,8 @@ def classify_output(check: str, output: str, status: int) -> str:
         return "raises"
     if check == "accepts":
         return "wrong" if error and any(line.startswith(ACCEPTED) for line in output.splitlines()) else "right"
+    if check == "prints" and not error:
+        return "wrong" if _are_apart(output) else "right"
     if not error:
         return "right"
     wrong = {"asserts": "AssertionError", "views": "RuntimeError: view "}.get(check)
@@ -318,14 +321,52 @@ def classify_output(check: str, output: str, status: int) -> str:
     return "wrong" if wrong is not None and own and error.startswith(wrong) else "raises"
 
 
+# Printed values of torch and Python, each with the lines that go on with it, and a number as torch prints it.
+_PRINTED = re.compile(
+    r"^(?:tensor\(|torch\.|PyTreeSpec|TreeSpec|[(\[*-]|True|False|None|\d).*\n?(?:^[ \n].*\n?)*", re.MULTILINE
+)
+_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|inf|nan)(?!\w)")
+# What rounding may move of a printed number: a share of it, and of the largest one, as four decimals are printed.
+_PRINTED_SHARE, _LAST_DIGITS = 1e-3, 2e-4
+
+
+def _are_apart(output: str) -> bool:
+    """Return whether the last two values that a script printed differ by more than rounding."""
+    eager, compiled = ([*_PRINTED.findall(drop_noise(output)), "", ""][:-2] or ["", ""])[-2:]
+    if _NUMBER.sub("", eager).split() != _NUMBER.sub("", compiled).split():
+        return True
+    pairs = list(zip(*(_NUMBER.findall(side) for side in (eager, compiled)), strict=False))
+    sizes = [abs(float(a)) for a, _ in pairs if math.isfinite(float(a))]
+    return any(
+        a != b
+        and not (
+            "." in a
+            and math.isclose(float(a), float(b), rel_tol=_PRINTED_SHARE, abs_tol=_LAST_DIGITS * max(sizes, default=0.0))
+        )
+        for a, b in pairs
+    )
+
+
 def shows_bug(check: str, result: str) -> bool:
     """Return whether a script that showed ``result`` under Inductor shows the bug."""
     return result == ("raises" if check in ("raises", "dies") else "wrong")
 
 
+# Lines of torch's own log, and warnings with the line of code that they quote: of this machine, not of the bug.
+_NOISE = re.compile(
+    r"^(?:[WI]\d{4} \d\d:\d\d:\d\d\.\d+ .*|No CUDA runtime is found.*|\S+:\d+: \w*Warning: .*(?:\n  \S.*)?)\n?",
+    re.MULTILINE,
+)
+
+
+def drop_noise(output: str) -> str:
+    """Return an output without what the machine adds: the log's remarks, and Python's warnings."""
+    return _NOISE.sub("", output)
+
+
 def shorten_output(output: str) -> str:
     """Return the output of a script in a few lines, without the frames of a traceback."""
-    before, _, error = _split_error(output)
+    before, _, error = _split_error(drop_noise(output))
     lines = [line.rstrip() for line in (*before.splitlines(), *error.splitlines())]
     lines = [line for line in lines if line and not _HINTS.match(line)]
     if len(lines) > _MOST_LINES:  # a compiler's message: what it calls errors

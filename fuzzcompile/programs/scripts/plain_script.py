@@ -14,9 +14,10 @@ from torch.utils._pytree import tree_leaves
 
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.culprit_contract import read_details
+from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.model.templates import get_template
 from fuzzcompile.programs.ir.case_source import format_literal
-from fuzzcompile.programs.ir.case_text import find_bound_names
+from fuzzcompile.programs.ir.case_text import find_bound_names, get_assigned_name
 from fuzzcompile.programs.scripts.script_plan import (
     SINGLE_RTOL,
     ComparedValue,
@@ -27,6 +28,7 @@ from fuzzcompile.programs.scripts.script_plan import (
     share_apart,
 )
 from fuzzcompile.programs.scripts.straight_code import (
+    WIDTH,
     Pieces,
     call_directly,
     find_names,
@@ -34,6 +36,7 @@ from fuzzcompile.programs.scripts.straight_code import (
     get_variable,
     rename_for_users,
     split_case,
+    tidy,
     unwrap_module,
 )
 
@@ -50,6 +53,8 @@ def may_show_on_cuda(report: ReportJson) -> bool:
 
 _WIDTH = 100
 _ASSIGNED_WIDTH = 76
+# Most lines of a tensor that a script prints.
+_MOST_ROWS = 4
 # What makes modules, whose parameters ask for gradients.
 _MODULES = re.compile(r"\bnn\.(?!functional|Module\b)")
 
@@ -158,6 +163,39 @@ class _Call:
         written = [name for name, seen in probe.observables.items() if seen.kind == "mutation"]
         reached = [self.reach(text) for name in written if (text := find_expression(name, probe))]
         return {name: f"{name}.clone()" for name in reached if name in self.arguments}
+
+    @property
+    def shown(self) -> torch.Tensor | None:
+        """The value that is compared first, or one of its shape; None if it is no tensor."""
+        target = self.plan.targets[0] if self.plan.targets else None
+        leaf = ObservableName.parse(target.observable.name).leaf if target is not None else None
+        of_output = leaf is not None and leaf.kind == "out"
+        values = tree_leaves(self.output) if of_output else self.plan.probe.tensor_inputs
+        value = values[leaf.index] if leaf is not None and leaf.index < len(values) else None
+        return value if isinstance(value, torch.Tensor) else None
+
+    @property
+    def prints(self) -> bool:
+        """Return whether a reader sees the difference in a few printed rows."""
+        value, probe = self.shown, self.plan.probe
+        if value is None or self.plan.calls or probe.random or self.clones or self.passes_by_default or self.doubled:
+            return False
+        narrow = value.dtype in (torch.float16, torch.bfloat16)  # rounding would show in what is printed
+        return not narrow and not value.requires_grad and self._is_small(value)
+
+    @staticmethod
+    def _is_small(value: torch.Tensor) -> bool:
+        return value.numel() <= _MOST_ROWS * 8 and len(str(value).splitlines()) <= _MOST_ROWS
+
+    @property
+    def prints_gradient(self) -> bool:
+        value = self.shown
+        return value is not None and bool(self.cotangent) and self._is_small(value.detach())
+
+    @property
+    def summed(self) -> str:
+        """What makes a scalar of the only output, for its gradient."""
+        return "" if isinstance(self.output, torch.Tensor) and not self.output.dim() else ".sum()"
 
     @property
     def backward(self) -> str:
@@ -274,7 +312,7 @@ class PlainScript:
         made = [
             ast.unparse(node)
             for node in self.pieces.imports
-            if any(re.search(rf"\b{name}\b", text) for name in find_bound_names(ast.unparse(node)))
+            if any(re.search(rf"(?<![\w.]){name}\b", text) for name in find_bound_names(ast.unparse(node)))
         ]
         entries = [(name, key, value) for name, held in configs.items() for key, value in held.items()]
         if self.chosen.probe.random and self.check.kind == "asserts":
@@ -283,9 +321,8 @@ class PlainScript:
         torch_first = [] if "import torch" in made else ["import torch"]
         checked = "\n".join([*self.check.setup, *self.check.lines])
         trees = [name for name in ("tree_leaves", "tree_structure") if f"{name}(" in checked]
-        modules = [f"import torch._{name}.config" for name, *_ in entries]
         settings = [f"torch._{name}.config.{key} = {format_literal(value)}" for name, key, value in entries]
-        imports = [*copied, *torch_first, *made, *modules, *(f"from torch.utils._pytree import {t}" for t in trees)]
+        imports = [*copied, *torch_first, *made, *(f"from torch.utils._pytree import {t}" for t in trees)]
         return [*dict.fromkeys(imports), *([""] if settings else []), *settings]
 
     def _format_setup(self) -> list[str]:
@@ -302,9 +339,9 @@ class PlainScript:
 def generate_plain_scripts(chosen: ScriptPlan) -> Iterator[PlainScript]:
     """The plain scripts of a case, the shortest first: not every one of them shows the bug."""
     pieces = split_case(chosen.source)
-    renamed = rename_for_users(unwrap_module(pieces), choose_input_kinds(chosen))
+    renamed = tidy(rename_for_users(unwrap_module(pieces), choose_input_kinds(chosen)))
     made = set()
-    for number, shape in enumerate((call_directly(fold_values(renamed)), renamed, pieces)):
+    for number, shape in enumerate((call_directly(_fold_long(renamed)), renamed, pieces)):
         if number == 2:  # what names and values cannot mend, a state of its own for each side may
             yield from _generate_made_twice(chosen)
         call, shaped = _make_call(chosen, shape, pieces)
@@ -313,6 +350,16 @@ def generate_plain_scripts(chosen: ScriptPlan) -> Iterator[PlainScript]:
             if (text := plain.text()) not in made:
                 made.add(text)
                 yield plain
+
+
+# Statements of a program beyond which values are written where they are used, whatever their names say.
+_FEW_BODY = 3
+
+
+def _fold_long(pieces: Pieces) -> Pieces:
+    folded = fold_values(pieces)
+    function = folded.function
+    return fold_values(pieces, WIDTH) if function is not None and len(function.body) > _FEW_BODY else folded
 
 
 def _generate_made_twice(chosen: ScriptPlan) -> Iterator[PlainScript]:
@@ -357,7 +404,8 @@ def _make_call(chosen: ScriptPlan, pieces: Pieces, original: Pieces) -> tuple[_C
             continue
         names.append(pieces.parameters[place] if place < len(pieces.parameters) else next(fresh))
         new.append((names[-1], value))
-    return _Call(chosen, callee, names, "", held), replace(pieces, setup=[*setup, *_assign_inputs(new)])
+    setup = _join_inputs([*setup, *(_assign(*pair) for pair in new)])
+    return _Call(chosen, callee, names, "", held), replace(pieces, setup=setup)
 
 
 def _compare_one_call(plan: ScriptPlan) -> ScriptPlan:
@@ -368,14 +416,28 @@ def _compare_one_call(plan: ScriptPlan) -> ScriptPlan:
     return replace(plan, targets=tuple(one)) if plan.calls else plan
 
 
-def _assign_inputs(new: Sequence[tuple[str, ast.expr]]) -> list[ast.stmt]:
-    names, values = ", ".join(name for name, _ in new), [ast.unparse(value) for _, value in new]
-    line = f"{names} = {', '.join(values)}"
-    if len(line) > _ASSIGNED_WIDTH and len(set(values)) == 1:
-        line = f"{names} = ({values[0]} for _ in range({len(new)}))"
-    if len(new) > 1 and len(line) <= _ASSIGNED_WIDTH:
-        return ast.parse(line).body
-    return [_assign(*pair) for pair in new]
+def _join_inputs(setup: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """The same with neighbouring tensors that do not need each other made in one line, as far as they fit there."""
+    lines: list[list[ast.stmt]] = []
+    for statement in setup:
+        if lines and _join([*lines[-1], statement]) is not None:
+            lines[-1].append(statement)
+        else:
+            lines.append([statement])
+    return [_join(line) or line[0] for line in lines]
+
+
+def _join(line: Sequence[ast.stmt]) -> ast.stmt | None:
+    """One assignment for all of those of a line; None if they are no tensors, need each other, or are too long."""
+    pairs = [(name, node.value) for node in line if isinstance(node, ast.Assign) and (name := get_assigned_name(node))]
+    names, values = [name for name, _ in pairs], [ast.unparse(value) for _, value in pairs]
+    made = all(re.match(r"\(?torch\.(?!nn)", value) for value in values)
+    if not 1 < len(pairs) == len(line) or not made or find_names([value for _, value in pairs]) & set(names):
+        return None
+    text = f"{', '.join(names)} = {', '.join(values)}"
+    if len(text) > _ASSIGNED_WIDTH and len(set(values)) == 1:
+        text = f"{', '.join(names)} = ({values[0]} for _ in range({len(line)}))"
+    return ast.parse(text).body[0] if len(text) <= _ASSIGNED_WIDTH else None
 
 
 def _unparse_lines(node: ast.AST) -> list[str]:
@@ -386,7 +448,20 @@ def _unparse_lines(node: ast.AST) -> list[str]:
     returned = node.body[-1] if isinstance(node, ast.FunctionDef) else None
     if isinstance(returned, ast.Return) and isinstance(returned.value, ast.Tuple) and len(returned.value.elts) > 1:
         text = f"{text.rpartition('return ')[0]}return {ast.unparse(returned.value)[1:-1]}"
-    return re.sub(r"'([^'\"\\\n]*)'", r'"\1"', text).splitlines()
+    lines = re.sub(r"'([^'\"\\\n]*)'", r'"\1"', text).splitlines()
+    return [part for line in lines for part in _wrap(line)]
+
+
+def _wrap(line: str) -> list[str]:
+    """A line that is too long in two, if it is a call with many arguments."""
+    opened, place, depth = line.find("("), 0, 0
+    for number, character in enumerate(line[:_WIDTH]):
+        depth += (character in "([{") - (character in ")]}")
+        place = number + 1 if character == "," and depth == 1 else place
+    indent = " " * (opened + 1)
+    if len(line) <= _WIDTH or not opened < place or opened + len(line) - place > _WIDTH:
+        return [line]
+    return [line[:place], indent + line[place:].lstrip()]
 
 
 def _assign(name: str, value: ast.expr) -> ast.stmt:

@@ -7,14 +7,17 @@ import copy
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
+from fuzzcompile.programs.edits.changes import list_parameters
 from fuzzcompile.programs.ir.case_text import collect_bound_names, find_only_reader, get_assigned_name, put_value
+from fuzzcompile.programs.ir.program import Ref, Statement
 
 # Module-level names that only say how a case is run; a script says that where it compiles.
 _SETTINGS = ("GRAD", "BACKWARD", "OPTIONS", "CONFIG", "MODE", "DYNAMIC", "FULLGRAPH", "PATH")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Node = TypeVar("Node", bound=ast.stmt)
+Tree = TypeVar("Tree", bound=ast.AST)
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ def _find_definition(nodes: Iterable[ast.stmt], name: str | None, kind: type[Nod
 
 
 # Longest line that inlining may make, and longest for a value whose name says something.
-_WIDTH = 92
+WIDTH = 92
 _NAMED_WIDTH = 48
 # Names that users give to values and inputs.
 _USUAL = frozenset({
@@ -135,23 +138,24 @@ _USUAL = frozenset({
 _LETTERS = "xyzwuvabcdefgh"
 
 
-def fold_values(pieces: Pieces) -> Pieces:
+def fold_values(pieces: Pieces, named_width: int = _NAMED_WIDTH) -> Pieces:
     """The same with the single-use values of its functions inlined."""
     definitions = [copy.deepcopy(node) for node in pieces.definitions]
     for node in definitions:
         if isinstance(node, ast.FunctionDef):
-            node.body = inline_values(node.body)
+            node.body = inline_values(node.body, named_width)
     return replace(pieces, definitions=definitions)
 
 
-def inline_values(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+def inline_values(body: Sequence[ast.stmt], named_width: int = _NAMED_WIDTH) -> list[ast.stmt]:
     """Statements with every value that is used once, by a later plain statement, written where it is used.
 
-    A value is left where a statement that may write to memory stands between, or where the line would grow long.
+    A value is left where a statement that may write to memory stands between, or where the line would grow long: one
+    whose name says something beyond ``named_width``.
     """
     statements, place = list(body), 0
     while place < len(statements):
-        place = 0 if _merge_into_use(statements, place) else place + 1
+        place = 0 if _merge_into_use(statements, place, named_width=named_width) else place + 1
     return statements
 
 
@@ -163,7 +167,9 @@ def grow_last(body: Sequence[ast.stmt], width: int) -> ast.stmt:
     return statements[-1]
 
 
-def _merge_into_use(statements: list[ast.stmt], place: int, *, into_last: int | None = None) -> bool:
+def _merge_into_use(
+    statements: list[ast.stmt], place: int, *, named_width: int = _NAMED_WIDTH, into_last: int | None = None
+) -> bool:
     """Write the value of the statement at ``place`` into the only statement that uses it, if that is safe and short.
 
     With ``into_last`` only the last statement takes it, up to that width.
@@ -178,7 +184,7 @@ def _merge_into_use(statements: list[ast.stmt], place: int, *, into_last: int | 
     if read & rebound:
         return False  # it would see another value there
     merged = put_value(copy.deepcopy(statements[reader]), name, statement.value)
-    width = into_last or (_NAMED_WIDTH if name in _USUAL else _WIDTH)
+    width = into_last or (named_width if name in _USUAL else WIDTH)
     if len(ast.unparse(merged)) > width or (into_last is not None and reader != len(statements) - 1):
         return False
     statements[reader] = merged
@@ -204,6 +210,142 @@ def _may_write(statement: ast.stmt) -> bool:
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("_"):
             return True
     return False
+
+
+# What a person would leave out, and how a person writes what stays.
+
+
+def tidy(pieces: Pieces) -> Pieces:
+    """The same without values that nothing reads, with short helpers written out, and booleans given by keyword.
+
+    A program that keeps its last value to itself returns it: what else would it be computed for?
+    """
+    helpers = {node.name: node for node in pieces.definitions if _is_expression(node) and node is not pieces.function}
+    changes = (_WritingOut(helpers), _TorchNumbers(), _KeywordBooleans())
+
+    def write(node: Tree) -> Tree:
+        written = copy.deepcopy(node)
+        for change in changes:
+            written = change.visit(written)
+        return written
+
+    tidied = replace(
+        pieces,
+        definitions=[write(node) for node in pieces.definitions],
+        setup=[write(node) for node in pieces.setup],
+        arguments=write(pieces.arguments),
+    )
+    if (function := tidied.function) is not None:
+        function.body = _return_last(function)
+    return _drop_unread(tidied)
+
+
+def _return_last(function: ast.FunctionDef) -> list[ast.stmt]:
+    """The body with its last value returned, or what a method in place gives back in place of its name."""
+    *body, last = function.body
+    wrote = body[-1].value if body and isinstance(body[-1], ast.Expr) else None
+    if isinstance(wrote, ast.Call) and isinstance(wrote.func, ast.Attribute) and wrote.func.attr.endswith("_"):
+        name = wrote.func.value.id if isinstance(wrote.func.value, ast.Name) else None
+        own = body[-2] if len(body) > 1 and get_assigned_name(body[-2]) == name else None
+        if isinstance(last, ast.Return) and name is not None and last.value is not None and _is(last.value, name):
+            if isinstance(own, ast.Assign) and isinstance(own.value, ast.Call) and name not in find_names(wrote.args):
+                return [*body[:-2], put_value(ast.Return(wrote), name, own.value)]
+            return [*body[:-1], ast.Return(wrote)]
+    returns = any(isinstance(node, ast.Return) for node in ast.walk(function))
+    if (
+        not returns
+        and isinstance(last, ast.Assign)
+        and get_assigned_name(last) not in (None, *_list_arguments(function))
+    ):
+        return [*body, ast.Return(last.value)]
+    return function.body
+
+
+def _list_arguments(function: ast.FunctionDef) -> list[str]:
+    return [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
+
+
+def _is_expression(node: ast.stmt) -> TypeGuard[ast.FunctionDef]:
+    """A function of positional arguments that only returns an expression, in which each stands once at most."""
+    if not isinstance(node, ast.FunctionDef) or len(node.body) != 1 or node.decorator_list or node.name in _CALLED:
+        return False
+    plain = ast.unparse(node.args) == ", ".join(_list_arguments(node))
+    returned = getattr(node.body[0], "value", None) if isinstance(node.body[0], ast.Return) else None
+    names = [inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)]
+    return plain and returned is not None and all(names.count(name) <= 1 for name in _list_arguments(node))
+
+
+class _WritingOut(ast.NodeTransformer):
+    def __init__(self, helpers: Mapping[str, ast.FunctionDef]) -> None:
+        self._helpers = helpers
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        helper = self._helpers.get(node.func.id) if isinstance(node.func, ast.Name) else None
+        if helper is None or node.keywords or len(node.args) != len(_list_arguments(helper)):
+            return node
+        returned = copy.deepcopy(helper.body[0])
+        for name, value in zip(_list_arguments(helper), node.args, strict=True):
+            returned = put_value(returned, name, value)
+        return returned.value if isinstance(returned, ast.Return) and returned.value is not None else node
+
+
+class _TorchNumbers(ast.NodeTransformer):
+    """``torch.nan`` and ``torch.inf``, which need no import."""
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Attribute(ast.Name("torch", ast.Load()), node.id, node.ctx) if node.id in ("nan", "inf") else node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        text = getattr(node.args[0], "value", None) if _is(node.func, "float") and node.args else None
+        written = {"nan": "torch.nan", "inf": "torch.inf", "-inf": "-torch.inf"}.get(str(text))
+        return node if written is None else ast.parse(written, mode="eval").body
+
+
+class _KeywordBooleans(ast.NodeTransformer):
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        flags = [n for n, given in enumerate(node.args) if isinstance(getattr(given, "value", None), bool)]
+        if not flags or not isinstance(node.func, ast.Attribute):
+            return node
+        space, name = ast.unparse(node.func.value), node.func.attr
+        called = {"torch": f"torch.{name}", "F": f"F.{name}", "torch.nn.functional": f"F.{name}"}.get(space)
+        given = node.args if called else [node.func.value, *node.args]
+        values = tuple(_as_value(value) for value in given)
+        names = list_parameters(Statement("", "function" if called else "method", called or name, values))[0]
+        names = names[len(given) - len(node.args) :]
+        if len(names) < len(node.args):
+            return node
+        named = [ast.keyword(*pair) for pair in zip(names, node.args, strict=False)][flags[0] :]
+        return ast.Call(node.func, node.args[: flags[0]], [*named, *node.keywords])
+
+
+def _as_value(node: ast.expr) -> object:
+    """An argument as a statement of a program has it: a constant, or else a value of the program."""
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_as_value(part) for part in node.elts]
+    return node.value if isinstance(node, ast.Constant) else Ref("")
+
+
+# Functions that the end of a script may call.
+_CALLED = ("make", "run")
+
+
+def _drop_unread(pieces: Pieces) -> Pieces:
+    kept, ends = [*pieces.definitions, *pieces.setup], [pieces.callee, pieces.arguments]
+    for node in reversed(kept):
+        defines = isinstance(node, Function | ast.ClassDef)
+        name = node.name if isinstance(node, Function | ast.ClassDef) else get_assigned_name(node)
+        idle = defines or (node in pieces.setup and not _may_write(node))
+        if (
+            idle
+            and name is not None
+            and name not in (*_CALLED, *find_names(x for x in (*kept, *ends) if x is not node))
+        ):
+            kept = [other for other in kept if other is not node]
+    definitions, setup = ([node for node in part if node in kept] for part in (pieces.definitions, pieces.setup))
+    return replace(pieces, definitions=definitions, setup=setup)
 
 
 # What a module holds becomes variables of the script, its ``forward`` a function.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import re
 import runpy
 import traceback
 from dataclasses import replace
@@ -239,8 +240,71 @@ def test_it_reads_as_a_user_would_write_it():
         "    return torch.add(x, x @ y, alpha=0.01)\n\n"
         "torch.manual_seed(0)\n"
         "x, y = torch.randn(2, 2), torch.randn(2, 2)\n"
-        "torch.testing.assert_close(torch.compile(f)(x, y), f(x, y))\n"
+        "print(f(x, y))\n"
+        "print(torch.compile(f)(x, y))\n"
     )
+
+
+def test_what_a_reader_cannot_see_printed_is_asserted():
+    large = FUNCTION.replace("torch.randn(2, 2)", "torch.randn(9, 9)")
+    half = FUNCTION.replace("torch.randn(2, 2)", "torch.randn(2, 2, dtype=torch.float16)")
+    for source in (large, half):
+        assert (
+            "torch.testing.assert_close(torch.compile(f)(x, y), f(x, y))\n"
+            in scripts(source, "miscompile", **WHOLE)[0].text()
+        )
+
+
+SAMPLES = (
+    "import torch\nfrom math import inf, nan\n\n"
+    "def strided(size, stride, offset, values):\n    return values.as_strided(size, stride, offset)\n\n"
+    "def program(x3, x4):\n    split = torch.dropout(x3, 0.5, False)\n    r = split + x4\n\n"
+    "def make():\n    x0 = [[1.0, nan]]\n    x3 = strided((2,), (2,), 0, torch.tensor([nan, 1.0, -inf]))\n"
+    "    x4 = torch.ones(2)\n    return program, (x3, x4)\n"
+)
+
+
+def test_what_a_person_would_not_write_is_left_out():
+    """Values that nothing reads, helpers of one expression, an import for NaN, a last value that is not returned."""
+    assert scripts(SAMPLES, "compile_error")[0].text() == (
+        "import torch\n\n"
+        "def f(x, y):\n"
+        "    return torch.dropout(x, 0.5, train=False) + y\n\n"
+        "x = torch.tensor([torch.nan, 1.0, -torch.inf]).as_strided((2,), (2,), 0)\n"
+        "y = torch.ones(2)\n"
+        "f(x, y)  # runs\n"
+        "torch.compile(f)(x, y)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "written"),
+    [
+        ("F.dropout(x, 0.5, False)", "F.dropout(x, 0.5, training=False)"),
+        ("x.sum(0, True)", "x.sum(0, keepdim=True)"),
+        ("torch.var_mean(x, 0, True)", "torch.var_mean(x, 0, unbiased=True)"),
+        ("x.where(x > 0, True)", "x.where(x > 0, other=True)"),
+        ("x.clone().exponential_(1)", "x.clone().exponential_(1)"),
+    ],
+)
+def test_booleans_are_given_by_keyword(call, written):
+    source = f"{HEAD}def program(x):\n    return {call}\n\ndef make():\n    return program, (torch.ones(2, 2),)\n"
+    assert f"    return {written}\n" in scripts(source, "compile_error")[0].text()
+    eval(written, {"torch": torch, "F": nn.functional, "x": torch.ones(2, 2)})
+
+
+def test_a_method_in_place_is_returned_as_it_is():
+    body = "y = x.clone()\n    y.mul_(2)\n    return y"
+    source = f"{HEAD}def program(x):\n    {body}\n\ndef make():\n    return program, (torch.ones(2, 2),)\n"
+    assert "    return x.clone().mul_(2)\n" in scripts(source, "compile_error")[0].text()
+
+
+def test_a_long_call_stands_in_two_lines():
+    call = "torch.gru(x, y, [w, u, w, u], False, 2, 1.0, True, False, False)"
+    made = "(torch.ones(1, 1, 4), torch.ones(2, 1, 4), torch.ones(12, 4), torch.ones(12, 4))"
+    source = f"{HEAD}def program(x, y, w, u):\n    return {call}\n\ndef make():\n    return program, {made}\n"
+    text = scripts(source, "compile_error")[0].text()
+    assert max(map(len, text.splitlines())) <= 100 and "train=True,\n" in text
 
 
 def test_a_module_that_only_holds_others_is_a_function():
@@ -253,7 +317,7 @@ def test_a_module_that_only_holds_others_is_a_function():
 
 def test_a_module_that_only_calls_another_is_that():
     text = scripts(MODULE, "miscompile", **WHOLE)[0].text()
-    assert "def " not in text and "torch.testing.assert_close(torch.compile(norm)(x), norm(x))\n" in text
+    assert "def " not in text and "print(norm(x))\n    print(torch.compile(norm)(x))\n" in text
 
 
 def test_settings_stand_where_users_write_them():
@@ -294,7 +358,7 @@ def test_the_copy_for_cuda_makes_everything_there(tmp_path):
         outputs = {"gradient of input0": {"finding": "far"}} if source is BACKWARD else WHOLE
         text = replace(scripts(source, verdict, **outputs)[0], cuda=True).text()
         on_meta = text.replace('set_default_device("cuda")', 'set_default_device("meta")')
-        path.write_text(on_meta.partition("torch.testing")[0] + "pass\n")
+        path.write_text(re.split("torch.testing|print", on_meta)[0] + "pass\n")
         try:
             made = runpy.run_path(str(path))
         finally:
@@ -335,6 +399,10 @@ def make():
 
 
 HERE = 'Traceback (most recent call last):\n  File "repro.py", line 9, in <module>\n'
+NOISE = (
+    "W1123 10:00:00.123000 77 torch/utils/cpp_extension.py:118] No CUDA runtime is found, CUDA_HOME='/usr'\n"
+    "/a/torch/_inductor/compile_fx.py:322: UserWarning: TensorFloat32 is available.\n  warnings.warn(\n"
+)
 IN_TORCH = 'Traceback (most recent call last):\n  File "a/torch/_ops.py", line 9, in call\n'
 
 
@@ -348,10 +416,22 @@ IN_TORCH = 'Traceback (most recent call last):\n  File "a/torch/_ops.py", line 9
         ("raises", f"{HERE}ValueError: no", 1, "raises"),
         ("accepts", f"{HERE}ValueError: no", 1, "right"),
         ("accepts", f"compiled: 1\n{HERE}ValueError", 1, "wrong"),
+        ("prints", "tensor([1., 2.])\ntensor([1., 2.5000])\n", 0, "wrong"),
+        ("prints", "tensor([[1., 2.],\n        [3., 4.]])\ntensor([[1., 2.0001],\n        [3., 4.]])\n", 0, "right"),
+        ("prints", f"{NOISE}tensor([1, 2001])\n{NOISE}tensor([1, 2002])\n", 0, "wrong"),
+        ("prints", f"{NOISE}(2, 1)\n{NOISE}(2, 1)\n", 0, "right"),
+        ("prints", "torch.float32\ntorch.float64\n", 0, "wrong"),
+        ("prints", "tensor([nan, 1.])\ntensor([nan, inf])\n", 0, "wrong"),
+        ("prints", f"tensor([1.])\n{HERE}ValueError: no", 1, "raises"),
     ],
 )
 def test_what_a_script_showed_is_read_off_its_output(check, output, status, result):
     assert issue_script.classify_output(check, output, status) == result
+
+
+def test_the_quoted_output_holds_nothing_of_the_machine():
+    output = f"{NOISE}tensor([1.])\n{HERE}AssertionError: apart\n"
+    assert issue_script.shorten_output(output) == "tensor([1.])\nAssertionError: apart"
 
 
 def test_a_case_of_which_no_script_can_be_made_keeps_its_reproducer(monkeypatch):
