@@ -18,14 +18,14 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from fuzzcompile.compiler.custom_code import has_custom_code
-from fuzzcompile.model.contract import COMPILE, ReportJson, RungJson, ShownJson, read_target
+from fuzzcompile.model.contract import COMPILE, EvidenceJson, ReportJson, RungJson, ShownJson, read_target
 from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.custom import is_custom
 from fuzzcompile.model.errors import describe_error
@@ -51,14 +51,15 @@ from fuzzcompile.programs.scripts.straight_code import (
     Pieces,
     grow_last,
     inline_values,
+    narrow,
     rename_for_users,
     split_case,
     unwrap_module,
 )
 from fuzzcompile.run.plants import list_plants
 
-# Most scripts to try: each takes a compile or two.
-MOST_TRIED = 6
+# Most scripts to try, and of those for one value of several: each takes a compile or two.
+MOST_TRIED, _NARROWER_TRIED = 6, 2
 # Seconds for all of them together, at most: a minimization in a campaign has little time left.
 _SECONDS = 150.0
 _RAISING = (*ERRORS, Verdict.CRASH)
@@ -178,7 +179,10 @@ def build_issue_script(source: str, chosen: ScriptPlan, report: ReportJson, seco
         return made | _show_eager(chosen.source, report, (), ends)
     if chosen.probe.case.settings.path != COMPILE:
         return made  # the ladder is of backends of torch.compile
-    candidates = [replace(plain, cuda=chosen.on_gpu) for plain in islice(generate_plain_scripts(chosen), MOST_TRIED)]
+    narrower = _narrow(chosen, report)
+    few = islice(generate_plain_scripts(narrower), _NARROWER_TRIED) if narrower is not None else ()
+    scripts = islice(chain(few, generate_plain_scripts(chosen)), MOST_TRIED)
+    candidates = [replace(plain, cuda=chosen.on_gpu) for plain in scripts]
     if not candidates:
         return made
     if target is not None:  # a device that is not there
@@ -186,6 +190,8 @@ def build_issue_script(source: str, chosen: ScriptPlan, report: ReportJson, seco
         ladder = [RungJson(backend=backend, result="not run", says=f"no {target} here") for backend in BACKENDS]
         return made | ShownJson(plain=text, plain_output="", plain_shows=False, cuda=text, ladder=ladder)
     seen = climb_ladder(candidates, ends)
+    if seen.plain.chosen is narrower and (short := find_faulty_expression(source, narrower, report)) is not None:
+        made["expression"] = short
     made["plain"], made["plain_output"] = seen.plain.text(), scrub(shorten_output(seen.output))
     made["plain_shows"] = seen.shows
     made["ladder"] = [{**rung, "says": scrub(rung["says"])} for rung in seen.ladder]
@@ -194,6 +200,22 @@ def build_issue_script(source: str, chosen: ScriptPlan, report: ReportJson, seco
     if report.get("verdict") in _RAISING:
         made["error_log"] = scrub(shorten_error(seen.output))
     return made | _show_eager(chosen.source, report, made["ladder"], ends)
+
+
+def _narrow(chosen: ScriptPlan, report: ReportJson) -> ScriptPlan | None:
+    """The plan of a program that only computes what is compared first; None if there is none."""
+    if not chosen.targets or chosen.calls or chosen.probe.case.run is not None:
+        return None
+    target, probe = chosen.targets[0], chosen.probe
+    narrowed = narrow(chosen.source, probe.inputs[0], probe.outputs[0], target.observable.name)
+    if narrowed is None:
+        return None
+    source, name = narrowed
+    evidence: EvidenceJson = {**(report.get("evidence") or {}), "outputs": [{**target.evidence, "name": name}]}
+    try:
+        return choose_script(source, {**report, "evidence": evidence})
+    except Exception:  # what was left out may have been what made the program run
+        return None
 
 
 def _show_eager(source: str, report: ReportJson, ladder: Sequence[RungJson], ends: float) -> ShownJson:

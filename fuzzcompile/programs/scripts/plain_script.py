@@ -54,7 +54,7 @@ def may_show_on_cuda(report: ReportJson) -> bool:
 _WIDTH = 100
 _ASSIGNED_WIDTH = 76
 # Most lines of a tensor that a script prints.
-_MOST_ROWS = 4
+_MOST_ROWS = 5
 # What makes modules, whose parameters ask for gradients.
 _MODULES = re.compile(r"\bnn\.(?!functional|Module\b)")
 

@@ -9,9 +9,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard, TypeVar
 
+from torch.utils._pytree import tree_leaves
+
+from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.programs.edits.changes import list_parameters
 from fuzzcompile.programs.ir.case_text import collect_bound_names, find_only_reader, get_assigned_name, put_value
-from fuzzcompile.programs.ir.program import Ref, Statement
+from fuzzcompile.programs.ir.program import Form, Ref, Statement
+from fuzzcompile.run.tensors import list_tensors
 
 # Module-level names that only say how a case is run; a script says that where it compiles.
 _SETTINGS = ("GRAD", "BACKWARD", "OPTIONS", "CONFIG", "MODE", "DYNAMIC", "FULLGRAPH", "PATH")
@@ -313,7 +317,10 @@ class _KeywordBooleans(ast.NodeTransformer):
         called = {"torch": f"torch.{name}", "F": f"F.{name}", "torch.nn.functional": f"F.{name}"}.get(space)
         given = node.args if called else [node.func.value, *node.args]
         values = tuple(_as_value(value) for value in given)
-        names = list_parameters(Statement("", "function" if called else "method", called or name, values))[0]
+        form: Form = "function" if called else "method"
+        names = list_parameters(Statement("", form, called or name, values))[0]
+        if names == ["args", "kwargs"]:  # one function for both values of a flag
+            names = list_parameters(Statement("", form, f"{called}_with_indices", values))[0]
         names = names[len(given) - len(node.args) :]
         if len(names) < len(node.args):
             return node
@@ -346,6 +353,74 @@ def _drop_unread(pieces: Pieces) -> Pieces:
             kept = [other for other in kept if other is not node]
     definitions, setup = ([node for node in part if node in kept] for part in (pieces.definitions, pieces.setup))
     return replace(pieces, definitions=definitions, setup=setup)
+
+
+# A program that computes several values, for one of them.
+
+
+def narrow(source: str, inputs: object, outputs: object, name: str) -> tuple[str, str] | None:
+    """The case with what one observable needs alone, and the name of the observable there.
+
+    ``inputs`` and ``outputs`` are those of a call. None if the program is no plain function that returns several values
+    in a tuple, or if a gradient is of more than one of them.
+    """
+    tree, observable = ast.parse(source), ObservableName.parse(name)
+    parts, leaf = _find_returned_values(tree), observable.leaf
+    if parts is None or leaf is None or not isinstance(inputs, tuple) or not isinstance(outputs, tuple):
+        return None
+    function, given, values = parts
+    parameters, counts = _list_arguments(function), [len(list_tensors(value)) for value in inputs]
+    if not len(given.elts) == len(parameters) == len(counts) or not 1 < len(values) == len(outputs):
+        return None
+    needs = [_find_needed(function.body[:-1], value) for value in values]
+    if observable.derivative == "gradient" and leaf.kind == "input":
+        asked, index = _find_part(counts, leaf.index)
+        places = [n for n, (_, names) in enumerate(needs) if parameters[asked] in names]
+    elif str(observable) == observable.what and leaf.kind == "out":
+        asked = 0
+        place, index = _find_part([len(tree_leaves(value)) for value in outputs], leaf.index)
+        places = [place]
+    else:
+        return None
+    if len(places) != 1:
+        return None
+    body, names = needs[places[0]]
+    index += sum(count for count, parameter in zip(counts[:asked], parameters, strict=False) if parameter in names)
+    function.body = [*body, ast.Return(values[places[0]])]
+    function.args.args = [argument for argument in function.args.args if argument.arg in names]
+    given.elts = [value for value, parameter in zip(given.elts, parameters, strict=True) if parameter in names]
+    what = f"{leaf.kind}{index}{''.join(f'.{part}' for part in leaf.path)}"
+    return ast.unparse(ast.fix_missing_locations(tree)), str(replace(observable, what=what))
+
+
+def _find_returned_values(tree: ast.Module) -> tuple[ast.FunctionDef, ast.Tuple, list[ast.expr]] | None:
+    """The function that ``make()`` returns, the tuple of its inputs, and the values that it returns in a tuple."""
+    made = _find_definition(tree.body, "make", ast.FunctionDef)
+    callee, given = (_find_returned_pair(made) if made is not None else None) or (None, None)
+    function = _find_definition(tree.body, callee.id if isinstance(callee, ast.Name) else None, ast.FunctionDef)
+    returned = function.body[-1].value if function is not None and isinstance(function.body[-1], ast.Return) else None
+    if function is None or not isinstance(given, ast.Tuple) or not isinstance(returned, ast.Tuple):
+        return None
+    return function, given, returned.elts
+
+
+def _find_part(counts: Sequence[int], index: int) -> tuple[int, int]:
+    """The number of the part that holds a leaf, and the leaf's index in it."""
+    for number, count in enumerate(counts):
+        if index < count:
+            return number, index
+        index -= count
+    raise IndexError(index)
+
+
+def _find_needed(body: Sequence[ast.stmt], value: ast.expr) -> tuple[list[ast.stmt], set[str]]:
+    """The statements that a value needs, and those that may write to memory; all names in them."""
+    kept, names = list[ast.stmt](), find_names([value])
+    for statement in reversed(body):
+        if _may_write(statement) or collect_bound_names([statement]) & names:
+            kept.insert(0, statement)
+            names |= find_names([statement])
+    return kept, names
 
 
 # What a module holds becomes variables of the script, its ``forward`` a function.

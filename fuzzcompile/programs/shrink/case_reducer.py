@@ -9,11 +9,13 @@ from __future__ import annotations
 import ast
 import builtins
 import itertools
+import math
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeGuard
 
+from fuzzcompile.programs.ir.case_source import MOST_LITERALS
 from fuzzcompile.run.seats import read_size
 
 # Functions that a case file cannot do without.
@@ -39,7 +41,7 @@ def reduce_text(source: str, holds: Test) -> str:
     before = None
     while before != source:
         before = source
-        for candidates in (without_run, leave_out_calls, _leave_out_unused):
+        for candidates in (without_run, leave_out_calls, _leave_out_unused, _return_one_value, _fill_plainly):
             source = _while_any_holds(source, test, candidates)
         source = _leave_out_statements(source, test)
         for candidates in (
@@ -349,6 +351,53 @@ def _cut(source: str, statements: Sequence[ast.stmt]) -> str:
             if isinstance(body, list) and body and all((s.lineno, s.end_lineno) in gone for s in body):
                 lines[body[0].lineno - 1] = " " * body[0].col_offset + "pass"
     return "\n".join(line for line in lines if line is not None) + "\n"
+
+
+# Cases of torch's tables: an operator called on several samples, of values that are written out one by one.
+
+
+def _return_one_value(source: str) -> Iterator[str]:
+    """The source with one of the values that a function returns, without what only the others needed."""
+    functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))
+    for function in (each for each in functions if each.name not in _ENTRY):
+        returned = function.body[-1].value if isinstance(function.body[-1], ast.Return) else None
+        if not isinstance(returned, ast.Tuple) or returned.lineno != returned.end_lineno:
+            continue
+        for value in returned.elts:
+            changed = _replace_span(source, returned, _read_text(source, value))
+            while unused := find_unused_statements(changed):
+                changed = _cut(changed, unused)
+            yield changed
+
+
+def _fill_plainly(source: str) -> Iterator[str]:
+    """The source with ``torch.randn`` and the like for tensors of many numbers: all of them, then each."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    filled = [(node, text) for node in calls if (text := _find_plain_tensor(source, node)) is not None]
+    later_first = sorted(filled, key=lambda pair: (pair[0].lineno, pair[0].col_offset), reverse=True)
+    everything = source
+    for node, text in later_first:
+        everything = _replace_span(everything, node, text)
+    yield everything
+    yield from (_replace_span(source, node, text) for node, text in filled)
+
+
+def _find_plain_tensor(source: str, node: ast.Call) -> str | None:
+    """A call that makes a tensor of the shape and the kind of numbers of one that is written out in many."""
+    if ast.unparse(node.func) != "torch.tensor" or len(node.args) != 1 or node.lineno != node.end_lineno:
+        return None
+    shape, first = list[int](), node.args[0]
+    while isinstance(first, ast.List) and first.elts:
+        shape.append(len(first.elts))
+        first = first.elts[0]
+    if math.prod(shape) <= MOST_LITERALS:
+        return None
+    numbers = {type(leaf.value) for leaf in ast.walk(node.args[0]) if isinstance(leaf, ast.Constant)}
+    sizes = ", ".join(map(str, shape))
+    options = "".join(f", {ast.unparse(keyword)}" for keyword in node.keywords)
+    if numbers == {bool}:
+        return f"(torch.rand({sizes}) > 0.5)"
+    return f"torch.randn({sizes}{options})" if float in numbers else f"torch.zeros({sizes}, dtype=torch.int64)"
 
 
 # Expressions, arguments and numbers.

@@ -19,6 +19,7 @@ from fuzzcompile.programs.scripts.clean_process import FinishedProcess
 from fuzzcompile.programs.scripts.issue_script import find_faulty_expression
 from fuzzcompile.programs.scripts.plain_script import PlainScript, generate_plain_scripts
 from fuzzcompile.programs.scripts.reproducer import choose_script
+from fuzzcompile.programs.scripts.straight_code import narrow
 
 HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n"
 FUNCTION = (
@@ -475,3 +476,22 @@ def test_each_side_of_a_stale_graph_begins_with_what_make_makes(monkeypatch, tmp
     monkeypatch.chdir(tmp_path)
     (tmp_path / "script.py").write_text(apart, encoding="utf-8")
     runpy.run_path("script.py")  # right without a compiler
+
+
+def test_a_program_of_several_values_is_narrowed_to_the_one_that_is_wrong():
+    """A case of torch's tables calls an operator on several samples."""
+    source = (
+        f"{HEAD}def program(x, y, z):\n    doubled = y * 2\n    r = x.cos()\n    r1 = doubled.max(0)\n"
+        "    return r, r1, z.sin()\n\n"
+        "def make():\n    x = torch.ones(2)\n    y = torch.ones(3, requires_grad=True)\n    z = torch.ones(4)\n"
+        "    return program, (x, y, z)\n"
+    )
+    x, y, z = (torch.ones(2), torch.ones(3, requires_grad=True), torch.ones(4))
+    outputs = (x.cos(), (y * 2).max(0), z.sin())
+    for name, new in (("out2", "out1"), ("gradient of input1", "gradient of input0")):
+        text, renamed = narrow(source, (x, y, z), outputs, name)
+        assert renamed == new and "return r1" in text and "return (program, (y,))" in text
+        assert "cos" not in text and "sin" not in text and "doubled = y * 2" in text
+    assert narrow(source, (x, y, z), outputs, "out3")[1] == "out0"
+    assert narrow(source.replace("x.cos()", "y.cos()"), (x, y, z), outputs, "gradient of input1") is None
+    assert narrow(source, (x, y, z), outputs, "input0 after the call") is None

@@ -413,6 +413,40 @@ def test_what_nothing_reads_goes_at_once():
     assert len(small) < len(first)
 
 
+MANY = ", ".join(f"{number}.5" for number in range(20))
+SAMPLED = f"""import torch
+from math import nan
+
+def program(x, y):
+    r = x.cos()
+    r1 = y.sin()
+    r2 = x.tan()
+    return r, r1, r2
+
+def make():
+    x = torch.tensor([[{MANY}], [{MANY}]], dtype=torch.float16)
+    y = torch.tensor([{MANY}, nan])
+    return program, (x, y)
+"""
+
+
+def test_several_samples_and_long_values_go_first():
+    """Every candidate costs a compile: one value of several, then all tensors that are written out in many numbers."""
+    asked: list[str] = []
+
+    def holds(text: str) -> bool:
+        asked.append(text)
+        return ".sin()" in text and "nan" in text.rpartition("import")[2]
+
+    small = reduce_text(SAMPLED, holds)
+    first = next(text for text in asked if holds(text))
+    assert "return r1\n" in first and ".cos()" not in first and ".tan()" not in first
+    assert "cos" not in small and len(small) < 200
+    asked.clear()
+    plain = reduce_text(SAMPLED, lambda text: "y.sin()" in text and "x.cos()" in text)
+    assert "torch.tensor" not in plain
+
+
 CALLS = "import torch\nCALLS = [(torch.ones(1),), (torch.ones(2),), (torch.ones(3),)]\n"
 DRIVEN = (
     f"{CALLS}def make():\n    return torch.sin, (torch.ones(4),)\ndef run(model, inputs):\n    return model(*inputs)\n"
