@@ -118,7 +118,11 @@ def print_finding(
         state = "confirmed" if reproducer.confirmed else "not confirmed"
         target = read_target(reproducer.report) if reproducer.report is not None else None
         where = "" if target is None else f" for {target}, on no GPU"
-        click.echo(f"Reproducer ({state} in a clean process{where}):\n")
+        short = reproducer.shown or {}
+        if (plain := short.get("plain")) is not None and short.get("plain_shows", True):
+            click.echo(f"Script for an issue, and what it prints:\n\n{format_readable(plain)}")
+            click.echo(format_readable(f"{short.get('plain_output') or ''}\n"))
+        click.echo(f"Reproducer, with an exit status ({state} in a clean process{where}):\n")
         click.echo(format_readable(reproducer.source))
         if not stored.trusted and reproducer.source != stored.source:
             click.echo("The case, which `minimize` runs:\n")

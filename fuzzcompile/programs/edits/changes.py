@@ -196,7 +196,7 @@ def _without_view(program: Program, statement: Statement, value: torch.Tensor) -
     if viewed is None or program.count_uses(viewed.name) > 1 or len(set(statement.refs())) > 1:
         return
     fresh = Input.from_tensor(viewed.name, value.contiguous())
-    kept = fresh.values if viewed.fill in ("recorded", "literal") else None
+    kept = fresh.values if viewed.fill in ("recorded", "literal", "full") else None
     fresh = replace(viewed, shape=fresh.shape, stride=fresh.stride, dtype=fresh.dtype, values=kept)
     changed = replace(program.with_input(fresh), statements=tuple(s for s in program.statements if s is not statement))
     changed = replace(changed.rename({statement.name: viewed.name}), inputs=changed.inputs)
@@ -238,7 +238,7 @@ def _change_input_values(program: Program) -> Iterator[Change]:
     """Zeros for whole numbers, random numbers for those that are all alike, then random numbers from [0, 1)."""
     for input_ in program.inputs:
         if is_inexact(input_.dtype):
-            if input_.fill in ("zeros", "ones", "arange", "literal"):
+            if input_.fill in ("zeros", "ones", "arange", "literal", "full"):
                 yield _change_values(program, input_, replace(input_, fill="randn", values=None))
         elif input_.dtype is not torch.bool and input_.fill != "zeros":
             yield _change_values(program, input_, replace(input_, fill="zeros", values=None))
@@ -316,7 +316,7 @@ def _reshape_input(input_: Input, shape: tuple[int, ...]) -> Input:
     """The input in another shape; of values that are written out there are none for more elements."""
     if input_.fill in ("literal", "recorded"):
         input_ = replace(input_, fill="randn" if input_.dtype.is_floating_point else "zeros")
-    return resize_input(input_ if input_.fill == "randint" else replace(input_, values=None), shape)
+    return resize_input(input_ if input_.fill in ("randint", "full") else replace(input_, values=None), shape)
 
 
 def _put(shape: tuple[int, ...], place: int, size: int) -> tuple[int, ...]:

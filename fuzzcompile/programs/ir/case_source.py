@@ -51,8 +51,10 @@ def _format_fill(input_: Input, shape: tuple[int, ...]) -> str:
             return f"torch.rand({sizes or '()'}) > 0.5" if not shape else f"(torch.rand({sizes}) > 0.5)"
         highest = max(1, int(values.max())) if values is not None and values.numel() else 1
         return f"torch.randint({highest + 1}, ({sizes}{',' if len(shape) == 1 else ''}){kind})"
-    if input_.fill in ("nan", "inf", "-inf"):
-        return f'torch.full(({sizes}{"," if len(shape) == 1 else ""}), float("{input_.fill}"){dtype})'
+    if input_.fill == "full":
+        assert values is not None
+        value = format_literal(_shorten(values.flatten()[0].item(), input_.dtype))
+        return f"torch.full(({sizes}{',' if len(shape) == 1 else ''}), {value}{dtype})"
     if input_.fill == "tril":
         return f"torch.ones({sizes}{dtype}).tril()"
     if input_.fill in ("randn", "rand") and not input_.dtype.is_floating_point and not input_.dtype.is_complex:
@@ -111,15 +113,6 @@ def _find_dense_shape(input_: Input) -> tuple[tuple[int, ...], str]:
     return (reach,), f".as_strided({input_.shape}, {input_.stride})"
 
 
-_NON_FINITE: tuple[Fill, ...] = ("nan", "inf", "-inf")
-
-
-def _holds(values: torch.Tensor, number: str) -> bool:
-    """Return whether a NaN or an infinity is among the values of an input."""
-    value = float(number)
-    return bool((values.isnan() if math.isnan(value) else values == value).any())
-
-
 def list_fills(input_: Input) -> list[Fill]:
     """The fills to try for an input, the plainest first."""
     if input_.dtype is torch.bool:
@@ -129,7 +122,6 @@ def list_fills(input_: Input) -> list[Fill]:
     elif is_inexact(input_.dtype):
         choices = ["randn", "ones", "zeros", "arange", "rand"]
         choices = [fill for fill in choices if not (input_.dtype.is_complex and fill == "arange")]
-        choices[1:1] = [fill for fill in _NON_FINITE if input_.values is not None and _holds(input_.values, fill)]
     else:
         choices = ["arange", "zeros", "ones", "randint"]
     if torch.Size(input_.shape).numel() <= MOST_LITERALS and input_.values is not None:
@@ -149,7 +141,8 @@ def resize_input(input_: Input, shape: tuple[int, ...]) -> Input:
         return replace(input_, shape=shape, stride=stride)
     if any(new > old for new, old in zip(shape, input_.shape, strict=True)):
         fill: Fill = "randn" if input_.fill == "recorded" else input_.fill
-        return replace(input_, shape=shape, stride=stride, values=None, fill=fill)
+        values = input_.values.flatten()[0].expand(shape) if fill == "full" and input_.values.numel() else None
+        return replace(input_, shape=shape, stride=stride, values=values, fill=fill)
     cropped = input_.values[tuple(slice(0, size) for size in shape)]
     count = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else 0
     values = torch.empty(count, dtype=input_.dtype).as_strided(shape, stride)

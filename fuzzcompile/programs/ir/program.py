@@ -13,9 +13,7 @@ import torch
 
 Tree = TypeVar("Tree")
 # How the values of an input are written: as they were recorded, or by the name of a torch function.
-Fill = Literal[
-    "recorded", "randn", "rand", "zeros", "ones", "arange", "randint", "literal", "tril", "nan", "inf", "-inf"
-]  # fmt: skip
+Fill = Literal["recorded", "randn", "rand", "zeros", "ones", "arange", "randint", "literal", "tril", "full"]
 Form = Literal["function", "method", "operator", "attribute", "getitem", "setitem", "enter", "exit"]
 
 

@@ -61,6 +61,7 @@ POLISHING: tuple[tuple[str, Reducer], ...] = (
     ("strides", reduce.plain_strides),
     ("constants", reduce.round_constants),
     ("equal inputs", reduce.merge_equal),
+    ("rows", reduce.show_rows),
     ("values", reduce.plain_values),
     ("parameters", reduce.plain_parameters),
     ("settings", reduce.plain_settings),

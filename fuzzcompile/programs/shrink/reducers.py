@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -357,7 +358,21 @@ def plain_values(search: ProgramSearch) -> None:
     for name in recorded:
         input_ = search.best.input(name)
         if input_ is not None:
-            any(search.attempt(search.best.with_input(_fill(input_, fill))) for fill in list_fills(input_))
+            plain = (_fill(input_, fill) for fill in list_fills(input_))
+            any(search.attempt(search.best.with_input(put)) for put in itertools.chain(plain, _repeat_extremes(input_)))
+
+
+def _repeat_extremes(input_: Input) -> Iterator[Input]:
+    """The input with one of its extreme values everywhere: not finite, the largest, the smallest."""
+    if input_.values is None or not input_.dtype.is_floating_point or not input_.values.numel():
+        return
+    listed = input_.values.double().flatten().tolist()
+    numbers = sorted({number for number in listed if not math.isnan(number)}, key=abs)
+    finite = [number for number in numbers if math.isfinite(number)]
+    odd = [*[math.nan] * any(map(math.isnan, listed)), *(number for number in numbers if math.isinf(number))]
+    for value in dict.fromkeys([*odd, *finite[-1:], *finite[:1], *[number for number in finite if number][:1]]):
+        whole = torch.full(input_.shape, value, dtype=input_.dtype)
+        yield replace(make_contiguous(input_), fill="full", values=whole)
 
 
 _RANDOM: tuple[Fill, ...] = ("randn", "rand")
@@ -409,6 +424,28 @@ def shrink_sizes(search: ProgramSearch) -> None:
     rank = max((len(input_.shape) for input_ in search.best.inputs), default=0)
     for dimension in range(rank):
         _shrink_everywhere(search, dimension, rank)
+
+
+# The size of the last dimension in the inputs of a minimal program: a row that a reader sees is wrong as a whole.
+_ROW = 3
+
+
+def show_rows(search: ProgramSearch) -> None:
+    """Leave out leading dimensions of size 1, as many as all inputs have; then make rows of an equal size longer."""
+    ranks = [len(list(itertools.takewhile(lambda size: size == 1, input_.shape[:-1]))) for input_ in search.best.inputs]
+    any(
+        search.attempt(search.best.map_inputs(functools.partial(_lower_rank, by=by)))
+        for by in range(min(ranks, default=0), 0, -1)
+    )
+    inputs = search.best.inputs
+    written = any(input_.fill in ("literal", "recorded") for input_ in inputs)
+    if not written and {input_.shape[-1:] for input_ in inputs} in ({(1,)}, {(2,)}):
+        search.attempt(search.best.map_inputs(lambda input_: resize_input(input_, (*input_.shape[:-1], _ROW))))
+
+
+def _lower_rank(input_: Input, by: int) -> Input:
+    values = None if input_.values is None else input_.values[(0,) * by]
+    return replace(input_, shape=input_.shape[by:], stride=input_.stride[by:], values=values)
 
 
 def _find_sizes(program: Program) -> set[int]:

@@ -113,6 +113,23 @@ def test_show_says_what_it_is_and_json_says_it_all(corpus, capsys):
     assert shown["reproducer"]["source"] == "print('repro')\n" and shown["related"] == shown["replays"] == []
 
 
+@pytest.mark.parametrize("shows", [True, False])
+def test_show_prints_the_script_for_an_issue_before_the_one_that_checks(corpus, capsys, shows: bool):
+    seen = {"plain": "print(f(x))\n", "plain_output": "tensor([1.])", "plain_shows": shows}
+    with Store.open(corpus) as store:
+        made = report("post_grad:p.py:other:sum(dim)")
+        checking = Reproducer("# checks\n", "e" * 64, 1, "graph", True, "2.13.0+cpu", made, shown=seen)
+        store.record(None, CaseRecord("9" * 64, "# nine\n", "generated"), ENVIRONMENT, made)
+        name = next(each.public_id for each in store.findings() if each.signature.startswith("post_grad:p.py:other"))
+        store.add_reproducer(name, checking)
+    assert call("corpus", "show", name) == 0
+    out = capsys.readouterr().out
+    if shows:
+        assert out.index("print(f(x))") < out.index("tensor([1.])") < out.index("# checks")
+    else:
+        assert "print(f(x))" not in out and "# checks" in out, "it did not show the bug"
+
+
 def test_a_merged_finding_answers_under_its_old_name(corpus, capsys):
     with Store.open(corpus) as store:
         store.record(

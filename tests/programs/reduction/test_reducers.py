@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -53,6 +55,44 @@ def long_chain(count: int = 32) -> Program:
         statements.append(call(f"s{number}", target, Ref(last)))
         last = f"s{number}"
     return Program(given(("x", torch.randn(4, 4))), tuple(statements), Ref(last))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), 3e38, 1e-40])
+def test_values_of_which_one_shows_the_bug_become_that_value_everywhere(value):
+    recorded = torch.randn(5, 5)
+    recorded[3, 1] = value
+    program = Program(given(("x", recorded)), (call("s", "sin", Ref("x")),), Ref("s"))
+    needs = f"{value!r})" if math.isfinite(value) else f'float("{value}")'
+    bug = Bug(lambda source: "VALUES" in source or needs in source)
+    found = ProgramSearch(program, CandidateTests(bug, SearchBudget(20)))
+    reducers.plain_values(found)
+    reducers.shrink_sizes(found)
+    assert write_source(found.best).count(f"torch.full((1, 1), {needs}") == 1
+
+
+@pytest.mark.parametrize(
+    ("shapes", "needs", "expected"),
+    [
+        ([(1, 1, 2, 1)], (), [(2, 3)]),
+        ([(1, 2, 2), (1, 2, 2)], (), [(2, 3), (2, 3)]),
+        ([(1, 1, 2), (1, 2)], (), [(1, 3), (3,)]),
+        ([(2, 2), (2, 1)], (), [(2, 2), (2, 1)]),
+        ([(1, 1, 2)], ("(1, 1",), [(1, 1, 3)]),
+        ([(1, 1, 2)], ("2)",), [(2,)]),
+    ],
+)
+def test_inputs_show_whole_rows(shapes, needs, expected):
+    names = ("x", "y")[: len(shapes)]
+    inputs = tuple(
+        replace(Input.from_tensor(name, torch.randn(shape)), fill="randn", values=None)
+        for name, shape in zip(names, shapes, strict=True)
+    )
+    program = Program(
+        inputs, tuple(call(f"{name}1", "cos", Ref(name)) for name in names), tuple(Ref(f"{n}1") for n in names)
+    )
+    found = search(program, *needs)
+    reducers.show_rows(found)
+    assert [input_.shape for input_ in found.best.inputs] == expected
 
 
 def test_tail_and_head_are_cut_by_bisection():
