@@ -15,7 +15,7 @@ from torch._dynamo.variables import ctx_manager
 from torch._inductor import decomposition as inductor_decomposition
 from torch._inductor import lowering
 
-from fuzzcompile.compiler.operators.second_reference import SecondReference
+from fuzzcompile.compiler.operators.second_reference import ContestedCall, PartedOpinion, SecondReference
 from fuzzcompile.diagnosis import wrong_side
 from fuzzcompile.diagnosis.decision import Decision
 from fuzzcompile.diagnosis.engine import triage
@@ -244,6 +244,12 @@ def test_a_call_that_is_too_large_to_be_computed_again_has_one_opinion():
     with SecondReference(native=torch.float32) as mode:
         (large.exp()[:4] + small.exp()).sum()
     assert list(mode.alone.values()) == [aten.exp.default]
+
+
+def test_differences_are_taken_around_zero_too():
+    """A minimized program may have zeros alone for inputs."""
+    doubled = PartedOpinion("decomposition", 1.0, compute=lambda x: 2 * x.tanh())
+    assert ContestedCall(0, aten.tanh.default, ((torch.zeros(4),), {}), doubled).kernel_is_wrong is False
 
 
 def find_mended(number: int) -> MendedFault:

@@ -561,7 +561,7 @@ def _fit_derivatives(functions: Sequence[Compute], arguments: Arguments) -> list
         pairs = zip(*sides, weights, counted, strict=True)
         return sum(float(((up - down) * weight).sum()) for up, down, weight, wanted in pairs if wanted) / (2 * step)
 
-    scale = DIFFERENCE_STEP * max((metrics.rms(leaves[index]) for index in moved), default=1.0)
+    scale = DIFFERENCE_STEP * (max((metrics.rms(leaves[index]) for index in moved), default=1.0) or 1.0)
     fits = []
     for function in functions:
         near, nearer = measure(function, scale), measure(function, scale / 2)

@@ -247,22 +247,28 @@ def tidy(pieces: Pieces) -> Pieces:
 def _return_last(function: ast.FunctionDef) -> list[ast.stmt]:
     """The body with its last value returned, or what a method in place gives back in place of its name."""
     *body, last = function.body
-    wrote = body[-1].value if body and isinstance(body[-1], ast.Expr) else None
-    if isinstance(wrote, ast.Call) and isinstance(wrote.func, ast.Attribute) and wrote.func.attr.endswith("_"):
-        name = wrote.func.value.id if isinstance(wrote.func.value, ast.Name) else None
+    if isinstance(last, ast.Return) and body and (written := _find_write(body[-1])) is not None:
+        wrote, name = written
+        if last.value is None or not _is(last.value, name):
+            return function.body
         own = body[-2] if len(body) > 1 and get_assigned_name(body[-2]) == name else None
-        if isinstance(last, ast.Return) and name is not None and last.value is not None and _is(last.value, name):
-            if isinstance(own, ast.Assign) and isinstance(own.value, ast.Call) and name not in find_names(wrote.args):
-                return [*body[:-2], put_value(ast.Return(wrote), name, own.value)]
-            return [*body[:-1], ast.Return(wrote)]
+        if isinstance(own, ast.Assign) and isinstance(own.value, ast.Call) and name not in find_names(wrote.args):
+            return [*body[:-2], put_value(ast.Return(wrote), name, own.value)]
+        return [*body[:-1], ast.Return(wrote)]
+    kept = last.value if isinstance(last, ast.Assign | ast.Expr) and _find_write(last) is None else None
+    kept = (
+        None if isinstance(last, ast.Assign) and get_assigned_name(last) in (None, *_list_arguments(function)) else kept
+    )
     returns = any(isinstance(node, ast.Return) for node in ast.walk(function))
-    if (
-        not returns
-        and isinstance(last, ast.Assign)
-        and get_assigned_name(last) not in (None, *_list_arguments(function))
-    ):
-        return [*body, ast.Return(last.value)]
-    return function.body
+    return function.body if returns or kept is None else [*body, ast.Return(kept)]
+
+
+def _find_write(statement: ast.stmt) -> tuple[ast.Call, str] | None:
+    """The call of a method in place that a statement is, and the name that it writes to."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or not call.func.attr.endswith("_"):
+        return None
+    return (call, call.func.value.id) if isinstance(call.func.value, ast.Name) else None
 
 
 def _list_arguments(function: ast.FunctionDef) -> list[str]:

@@ -294,10 +294,18 @@ def test_booleans_are_given_by_keyword(call, written):
     eval(written, {"torch": torch, "F": nn.functional, "x": torch.ones(2, 2)})
 
 
-def test_a_method_in_place_is_returned_as_it_is():
-    body = "y = x.clone()\n    y.mul_(2)\n    return y"
+@pytest.mark.parametrize(
+    ("body", "written"),
+    [
+        ("y = x.clone()\n    y.mul_(2)\n    return y", "return x.clone().mul_(2)"),
+        ("x.mul_(2)\n    return x", "return x.mul_(2)"),
+        ("torch.sin(x)", "return torch.sin(x)"),
+        ("x.mul_(2)", "x.mul_(2)"),
+    ],
+)
+def test_the_last_value_is_returned(body, written):
     source = f"{HEAD}def program(x):\n    {body}\n\ndef make():\n    return program, (torch.ones(2, 2),)\n"
-    assert "    return x.clone().mul_(2)\n" in scripts(source, "compile_error")[0].text()
+    assert f"def f(x):\n    {written}\n" in scripts(source, "compile_error")[0].text()
 
 
 def test_a_long_call_stands_in_two_lines():
