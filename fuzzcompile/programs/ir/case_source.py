@@ -27,7 +27,7 @@ def input_expression(input_: Input, *, plain: bool = False) -> str:
     shape, suffix = _find_dense_shape(input_)
     text = _format_fill(input_, shape)
     grad = input_.requires_grad and not plain
-    if grad and not suffix and input_.fill in ("randn", "rand", "zeros", "ones"):
+    if grad and not suffix and input_.fill in ("randn", "rand", "zeros", "ones", "full"):
         return text[:-1] + ", requires_grad=True)"
     return text + suffix + (".requires_grad_()" if grad else "")
 

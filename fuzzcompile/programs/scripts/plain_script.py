@@ -339,9 +339,9 @@ class PlainScript:
 def generate_plain_scripts(chosen: ScriptPlan) -> Iterator[PlainScript]:
     """The plain scripts of a case, the shortest first: not every one of them shows the bug."""
     pieces = split_case(chosen.source)
-    renamed = tidy(rename_for_users(unwrap_module(pieces), choose_input_kinds(chosen)))
+    renamed = rename_for_users(unwrap_module(pieces), choose_input_kinds(chosen))
     made = set()
-    for number, shape in enumerate((call_directly(_fold_long(renamed)), renamed, pieces)):
+    for number, shape in enumerate((call_directly(_fold_long(tidy(renamed))), renamed, pieces)):
         if number == 2:  # what names and values cannot mend, a state of its own for each side may
             yield from _generate_made_twice(chosen)
         call, shaped = _make_call(chosen, shape, pieces)

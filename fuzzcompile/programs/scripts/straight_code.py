@@ -225,7 +225,7 @@ def tidy(pieces: Pieces) -> Pieces:
     A program that keeps its last value to itself returns it: what else would it be computed for?
     """
     helpers = {node.name: node for node in pieces.definitions if _is_expression(node) and node is not pieces.function}
-    changes = (_WritingOut(helpers), _TorchNumbers(), _KeywordBooleans())
+    changes = (_WritingOut(helpers), _TorchNumbers(), _PlainArguments())
 
     def write(node: Tree) -> Tree:
         written = copy.deepcopy(node)
@@ -313,25 +313,41 @@ class _TorchNumbers(ast.NodeTransformer):
         return node if written is None else ast.parse(written, mode="eval").body
 
 
-class _KeywordBooleans(ast.NodeTransformer):
+class _PlainArguments(ast.NodeTransformer):
+    """Booleans by keyword, and no keyword that gives an argument the value that it has without it."""
+
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        flags = [n for n, given in enumerate(node.args) if isinstance(getattr(given, "value", None), bool)]
-        if not flags or not isinstance(node.func, ast.Attribute):
-            return node
-        space, name = ast.unparse(node.func.value), node.func.attr
-        called = {"torch": f"torch.{name}", "F": f"F.{name}", "torch.nn.functional": f"F.{name}"}.get(space)
-        given = node.args if called else [node.func.value, *node.args]
-        values = tuple(_as_value(value) for value in given)
-        form: Form = "function" if called else "method"
-        names = list_parameters(Statement("", form, called or name, values))[0]
-        if names == ["args", "kwargs"]:  # one function for both values of a flag
-            names = list_parameters(Statement("", form, f"{called}_with_indices", values))[0]
-        names = names[len(given) - len(node.args) :]
+        names, defaults = _find_parameters(node)
         if len(names) < len(node.args):
             return node
-        named = [ast.keyword(*pair) for pair in zip(names, node.args, strict=False)][flags[0] :]
-        return ast.Call(node.func, node.args[: flags[0]], [*named, *node.keywords])
+        flags = [n for n, given in enumerate(node.args) if isinstance(getattr(given, "value", None), bool)]
+        first = flags[0] if flags else len(node.args)
+        named = [ast.keyword(*pair) for pair in zip(names, node.args, strict=False)][first:]
+        kept = [given for given in (*named, *node.keywords) if not _is_default(given, defaults)]
+        return ast.Call(node.func, node.args[:first], kept)
+
+
+def _is_default(given: ast.keyword, defaults: Mapping[str, object]) -> bool:
+    default, value = defaults.get(str(given.arg), ...), given.value
+    return isinstance(value, ast.Constant) and type(value.value) is type(default) and value.value == default
+
+
+def _find_parameters(node: ast.Call) -> tuple[list[str], Mapping[str, object]]:
+    """Names of what a call of torch takes in its parentheses, and their defaults; none if they are not known."""
+    if not isinstance(node.func, ast.Attribute) or any(keyword.arg is None for keyword in node.keywords):
+        return [], {}
+    space, name = ast.unparse(node.func.value), node.func.attr
+    called = {"torch": f"torch.{name}", "F": f"F.{name}", "torch.nn.functional": f"F.{name}"}.get(space)
+    given = tuple(_as_value(value) for value in (node.args if called else [node.func.value, *node.args]))
+    keywords = {str(keyword.arg): _as_value(keyword.value) for keyword in node.keywords}
+    form: Form = "function" if called else "method"
+    # A function that returns indices if it is asked for them is two.
+    for target in (called or name, f"{called}_with_indices"):
+        names, defaults = list_parameters(Statement("", form, target, given, keywords))
+        if names and names != ["args", "kwargs"]:
+            return names[len(given) - len(node.args) :], defaults
+    return [], {}
 
 
 def _as_value(node: ast.expr) -> object:

@@ -33,7 +33,8 @@ def drop_arguments(search: ProgramSearch) -> None:
 
     search.attempt(search.best.map_statements(drop))
     for name in [s.name for s in search.best.statements]:
-        any(search.attempt(search.best.with_statement(shorter)) for shorter in _list_shorter(search.best, name))
+        while any(search.attempt(search.best.with_statement(shorter)) for shorter in _list_shorter(search.best, name)):
+            pass
 
 
 def _list_shorter(program: Program, name: str) -> Iterator[Statement]:

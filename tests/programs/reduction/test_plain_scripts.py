@@ -283,12 +283,16 @@ def test_what_a_person_would_not_write_is_left_out():
     [
         ("F.dropout(x, 0.5, False)", "F.dropout(x, 0.5, training=False)"),
         ("x.sum(0, True)", "x.sum(0, keepdim=True)"),
-        ("torch.var_mean(x, 0, True)", "torch.var_mean(x, 0, unbiased=True)"),
+        ("torch.var(x, 0, False)", "torch.var(x, 0, unbiased=False)"),
         ("x.where(x > 0, True)", "x.where(x > 0, other=True)"),
         ("x.clone().exponential_(1)", "x.clone().exponential_(1)"),
+        ("F.dropout(x, 0.5, training=True)", "F.dropout(x, 0.5)"),
+        ("x.sum(0, keepdim=False, dtype=torch.float64)", "x.sum(0, dtype=torch.float64)"),
+        ("F.max_pool1d(x, 2, padding=0, return_indices=True)", "F.max_pool1d(x, 2, return_indices=True)"),
+        ("F.adaptive_max_pool1d(x, 2, True)", "F.adaptive_max_pool1d(x, 2, return_indices=True)"),
     ],
 )
-def test_booleans_are_given_by_keyword(call, written):
+def test_booleans_are_given_by_keyword_and_defaults_are_not(call, written):
     source = f"{HEAD}def program(x):\n    return {call}\n\ndef make():\n    return program, (torch.ones(2, 2),)\n"
     assert f"    return {written}\n" in scripts(source, "compile_error")[0].text()
     eval(written, {"torch": torch, "F": nn.functional, "x": torch.ones(2, 2)})
