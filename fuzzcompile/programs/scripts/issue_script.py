@@ -354,19 +354,16 @@ _PRINTED_SHARE, _LAST_DIGITS = 1e-3, 2e-4
 
 def _are_apart(output: str) -> bool:
     """Return whether the last two values that a script printed differ by more than rounding."""
-    eager, compiled = ([*_PRINTED.findall(drop_noise(output)), "", ""][:-2] or ["", ""])[-2:]
-    if _NUMBER.sub("", eager).split() != _NUMBER.sub("", compiled).split():
+    printed = _PRINTED.findall(drop_noise(output))[-2:]
+    if len({" ".join(_NUMBER.sub("", value).split()) for value in printed}) > 1:
         return True
-    pairs = list(zip(*(_NUMBER.findall(side) for side in (eager, compiled)), strict=False))
-    sizes = [abs(float(a)) for a, _ in pairs if math.isfinite(float(a))]
-    return any(
-        a != b
-        and not (
-            "." in a
-            and math.isclose(float(a), float(b), rel_tol=_PRINTED_SHARE, abs_tol=_LAST_DIGITS * max(sizes, default=0.0))
-        )
-        for a, b in pairs
-    )
+    pairs = list(zip(*map(_NUMBER.findall, printed), strict=True)) if len(printed) == 2 else []
+    least = _LAST_DIGITS * max((abs(float(a)) for a, _ in pairs if math.isfinite(float(a))), default=0.0)
+
+    def is_rounding(a: str, b: str) -> bool:
+        return "." in a and math.isclose(float(a), float(b), rel_tol=_PRINTED_SHARE, abs_tol=least)
+
+    return any(a != b and not is_rounding(a, b) for a, b in pairs)
 
 
 def shows_bug(check: str, result: str) -> bool:
@@ -376,7 +373,7 @@ def shows_bug(check: str, result: str) -> bool:
 
 # Lines of torch's own log, and warnings with the line of code that they quote: of this machine, not of the bug.
 _NOISE = re.compile(
-    r"^(?:[WI]\d{4} \d\d:\d\d:\d\d\.\d+ .*|No CUDA runtime is found.*|\S+:\d+: \w*Warning: .*(?:\n  \S.*)?)\n?",
+    r"^(?:\[?[WI]\d{4} \d\d:\d\d:\d\d\.\d+ .*|No CUDA runtime is found.*|\S+:\d+: \w*Warning: .*(?:\n  \S.*)?)\n?",
     re.MULTILINE,
 )
 

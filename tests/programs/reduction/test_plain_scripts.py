@@ -414,6 +414,7 @@ def make():
 HERE = 'Traceback (most recent call last):\n  File "repro.py", line 9, in <module>\n'
 NOISE = (
     "W1123 10:00:00.123000 77 torch/utils/cpp_extension.py:118] No CUDA runtime is found, CUDA_HOME='/usr'\n"
+    "[W1130 10:00:00.123456 Context.cpp:80] Warning: of a setting (function f)\n"
     "/a/torch/_inductor/compile_fx.py:322: UserWarning: TensorFloat32 is available.\n  warnings.warn(\n"
 )
 IN_TORCH = 'Traceback (most recent call last):\n  File "a/torch/_ops.py", line 9, in call\n'
@@ -434,6 +435,9 @@ IN_TORCH = 'Traceback (most recent call last):\n  File "a/torch/_ops.py", line 9
         ("prints", f"{NOISE}tensor([1, 2001])\n{NOISE}tensor([1, 2002])\n", 0, "wrong"),
         ("prints", f"{NOISE}(2, 1)\n{NOISE}(2, 1)\n", 0, "right"),
         ("prints", "torch.float32\ntorch.float64\n", 0, "wrong"),
+        ("prints", "tensor([1., 2.])\ntensor([1.])\n", 0, "wrong"),
+        ("prints", "tensor([1., 2.])\n", 0, "right"),
+        ("prints", "tensor(inf)\ntensor(-inf)\n", 0, "wrong"),
         ("prints", "tensor([nan, 1.])\ntensor([nan, inf])\n", 0, "wrong"),
         ("prints", f"tensor([1.])\n{HERE}ValueError: no", 1, "raises"),
     ],
