@@ -48,6 +48,7 @@ CUTTING: tuple[tuple[str, Reducer], ...] = (
     ("first statements", reduce.give_first_statements),
     ("values", reduce.random_values),
     ("statements", reduce.bypass_statements),
+    ("heads", reduce.compute_heads),
     ("values", reduce.random_values),
 )
 POLISHING: tuple[tuple[str, Reducer], ...] = (

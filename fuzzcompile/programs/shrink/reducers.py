@@ -274,6 +274,23 @@ def bypass_statements(search: ProgramSearch) -> None:
             _give(search, [statement.name])
 
 
+def compute_heads(search: ProgramSearch) -> None:
+    """Replace what several statements make of inputs by twice an input: some bugs want a value that is no input."""
+    for statement in reversed(search.best.statements[1:]):
+        value = search.evaluation.values.get(statement.name)
+        if statement.form in ("enter", "exit", "setitem") or statement.writes or not isinstance(value, torch.Tensor):
+            continue
+        if not value.is_floating_point() or statement.target == "*":
+            continue
+        grad = any(input_.requires_grad for input_ in search.best.inputs)
+        fresh = replace(Input.from_tensor(f"{statement.name}_given", value.contiguous()), fill="randn", values=None)
+        doubled = Statement(statement.name, "operator", "*", (Ref(fresh.name), 2.0))
+        whole = replace(search.best, inputs=(*search.best.inputs, replace(fresh, requires_grad=grad)))
+        candidate = whole.replace_statement(statement, doubled).without_dead_code()
+        if len(candidate.statements) < len(search.best.statements) and search.attempt(candidate):
+            return
+
+
 def drop_blocks(search: ProgramSearch) -> None:
     """Leave out contexts (autocast), one at a time."""
     for statement in [s for s in search.best.statements if s.form == "enter"]:

@@ -57,6 +57,17 @@ def long_chain(count: int = 32) -> Program:
     return Program(given(("x", torch.randn(4, 4))), tuple(statements), Ref(last))
 
 
+def test_operators_before_one_that_wants_a_computed_value_become_a_product():
+    """The gradient of a view of an input is computed elsewhere than that of a view of what the program makes."""
+    unfold = Statement("c", "method", "unfold", (Ref("b"), -1, 2, 1))
+    statements = (call("a", "sin", Ref("x")), call("b", "cos", Ref("a")), unfold)
+    found = search(Program(given(("x", torch.randn(3, 4))), statements, Ref("c")))
+    found.questions.prober.holds = lambda source: "x.unfold" not in source and ".unfold" in source
+    reducers.compute_heads(found)
+    assert [statement.form for statement in found.best.statements] == ["operator", "method"]
+    assert "* 2.0" in write_source(found.best) and "sin" not in write_source(found.best)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), 3e38, 1e-40])
 def test_values_of_which_one_shows_the_bug_become_that_value_everywhere(value):
     recorded = torch.randn(5, 5)
