@@ -27,7 +27,7 @@ from fuzzcompile.diagnosis.stale_calls import Attempt, explain_cached_graph, exp
 from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
-from fuzzcompile.programs.capture.case_loader import ScriptRun
+from fuzzcompile.programs.capture.case_loader import ALSO_COMPILED, ScriptRun
 from fuzzcompile.programs.capture.interception import (
     CallReached,
     CompiledCallable,
@@ -37,7 +37,7 @@ from fuzzcompile.programs.capture.interception import (
     roots_of_call,
 )
 from fuzzcompile.programs.capture.state import Ambient, PresentState
-from fuzzcompile.programs.casefiles.case_file import CaseFile, read_case_file
+from fuzzcompile.programs.casefiles.case_file import CaseFile
 from fuzzcompile.run.case import Arguments, Case
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.observation import Observation
@@ -56,6 +56,7 @@ class ScriptCalls:
     ``parts`` is the number of the first call that parts from eager mode, if one does, and ``report`` the answer on it
     where its graph is stale. ``unexplained`` is the answer where it shows a bug behind the calls before it, and none
     when it is compiled alone. In several processes ``parting`` are all calls that part in one of them, unexplained.
+    ``firsts`` are the first calls of the compiled callables, by number.
     """
 
     looked: int
@@ -64,6 +65,7 @@ class ScriptCalls:
     report: TriageReport | None = None
     unexplained: TriageReport | None = None
     parting: tuple[int, ...] = ()
+    firsts: tuple[tuple[int, str], ...] = ()
 
 
 def look_at_calls(file: CaseFile, device: torch.device, deadline: float, ignored: Sequence[int] = ()) -> ScriptCalls:
@@ -74,7 +76,7 @@ def look_at_calls(file: CaseFile, device: torch.device, deadline: float, ignored
     look = _Look(file, device, deadline, caches=GRAPH_CACHES, ignored=frozenset(ignored))
     look.execute()
     if look.parted is None or look.stale is None:
-        return ScriptCalls(look.looked, look.whole, look.parted)
+        return ScriptCalls(look.looked, look.whole, look.parted, firsts=tuple(look.firsts.values()))
 
     def attempt(changes: Sequence[CompileChange], caches: Sequence[GraphCache] = ()) -> Attempt:
         again = _Look(file, device, deadline, tuple(changes), tuple(caches), until=look.parted)
@@ -101,17 +103,17 @@ def look_on_all_ranks(case: Case, device: torch.device, file: CaseFile, seconds:
         RankLost: one of them is gone.
     """
     port = find_free_port()
-    with on_all_ranks(f"{__name__}:{look_together.__name__}", case, file.path, port, seconds):
-        own = look_together(case, device, file.path, port, seconds)
+    with on_all_ranks(f"{__name__}:{look_together.__name__}", case, file, port, seconds):
+        own = look_together(case, device, file, port, seconds)
     seen = [own, *collect_answers()]
     looked = min(each.looked for each in seen)
     parting = sorted({number for each in seen for number in each.parting if number <= looked})
     return ScriptCalls(looked, all(each.whole and each.looked == looked for each in seen), parting=tuple(parting))
 
 
-def look_together(case: Case, device: torch.device, path: Path, port: int, seconds: float) -> ScriptCalls:
+def look_together(case: Case, device: torch.device, file: CaseFile, port: int, seconds: float) -> ScriptCalls:
     """Run the script of a case once more as one of several processes, which meet at a port, for so many seconds."""
-    look = _Look(read_case_file(path), device, time.monotonic() + seconds, caches=GRAPH_CACHES, together=True)
+    look = _Look(file, device, time.monotonic() + seconds, caches=GRAPH_CACHES, together=True)
     with meet_at(port):
         look.execute()
     return ScriptCalls(look.looked, look.whole, parting=tuple(look.parting))
@@ -191,6 +193,7 @@ class _Look:
     right: bool = False
     parted: int | None = None
     stale: JudgedTrial | None = None
+    firsts: dict[int, tuple[int, str]] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     hit: tuple[GraphCache, ...] = ()  # those that a graph has come out of
     _recorders: dict[object, Recorder] = field(default_factory=dict)
@@ -216,6 +219,7 @@ class _Look:
             self.whole = False
             raise CallReached
         self.looked += 1
+        self.firsts.setdefault(record.number, (number, str(record)))
         self._looking = True
         present, ambient = PresentState(roots_of_call(record.target, arguments)), Ambient.current()
         with self.run.interception.suspend():
@@ -338,4 +342,8 @@ def answer_with_later_calls(first: TriageReport, looked: ScriptCalls) -> TriageR
         return first
     rest = "" if looked.whole else "; further calls were not looked at"
     said = f"looked at {looked.looked} calls of the script, the first in full and the others beside eager mode{rest}"
-    return replace(first, notes=(*first.notes, said))
+    notes = list(first.notes)
+    if others := [f"{callable_} by --call {number}" for number, callable_ in looked.firsts if number > 1]:
+        notes = [note for note in notes if not note.startswith(ALSO_COMPILED)]
+        said += f"; to judge another in full: {', '.join(others[:8])}"
+    return replace(first, notes=(*notes, said))

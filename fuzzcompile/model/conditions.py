@@ -90,13 +90,14 @@ class Question:
     contract: Contract = "values"  # ``values``, or ``bitwise`` for the promises of equal bits too
     error_maps: bool = False  # say where in each output the errors are, for a page to draw
     nproc: int | None = None  # processes that run the case together, as under ``torchrun``; None for one
+    arguments: tuple[str, ...] = ()  # of a script: what follows its name in ``sys.argv``
 
     def options(self) -> dict[str, object]:
         """The options of the command line that ask the same of the case."""
         against = None if self.against == "eager" else self.against
         contract = None if self.contract == "values" else self.contract
         own = {"call": self.call, "module": self.module, "math_only": self.math_only, "nproc": self.nproc}
-        return {**own, "against": against, "contract": contract}
+        return {**own, "against": against, "contract": contract, "arguments": self.arguments}
 
     def __post_init__(self) -> None:
         if self.contract == "bitwise" and self.against != "eager":

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.privacy import strip_password
 from fuzzcompile.model.settings import KEYS, ActiveSettings, locate_corpus, read_settings
 
 _CASES = ("device", "target", "veto", "plant", "pass", "backend", "timeout", "max_memory")
-_QUESTION = ("against", "contract", "call", "module", "math_only", "nproc")
+_QUESTION = ("against", "contract", "call", "module", "math_only", "nproc", "arguments")
 # What each command takes of the options that belong to a subject. The others are left out of its command lines.
 _TAKES: Mapping[str, tuple[str, ...]] = {
     "triage": (*_CASES, *_QUESTION),
@@ -28,10 +29,13 @@ _TAKES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def format_command(*words: str | Path, published: bool = False, **options: object) -> str:
+def format_command(
+    *words: str | Path, published: bool = False, arguments: tuple[str, ...] = (), **options: object
+) -> str:
     """A command line of fuzzcompile that works when it is pasted into a shell in the working directory.
 
     ``words`` are the command, its subcommand and its arguments; paths inside the working directory are made relative.
+    ``arguments`` are those of the script that is judged, behind ``--``.
     ``options`` are given by name, ``max_memory`` for ``--max-memory``: True for a flag, a tuple for an option that is
     given several times; None, False and () for one that is not given. A value that is in force without the option, from
     the environment, pyproject.toml or as built in, is left out. A line that is ``published`` is read elsewhere (a
@@ -46,7 +50,7 @@ def format_command(*words: str | Path, published: bool = False, **options: objec
         if not _is_redundant(name, value, settings):
             flag, values = f"--{name.replace('_', '-')}", value if isinstance(value, tuple) else (value,)
             parts += [flag] if value is True else [part for each in values for part in (flag, _format_text(each))]
-    return shlex.join(parts)
+    return shlex.join([*parts, *(["--", *map(_format_text, arguments)] if arguments else [])])
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,8 @@ class CommandSubject:
         ``after`` are the arguments that follow its name.
         """
         own = {name: value for name, value in self.options.items() if name in _TAKES[words[0]]}
-        return format_command(
-            *words, *filter(None, [self.name]), *after, published=self.published, **{**own, **options}
-        )
+        given: dict[str, Any] = {**own, **options}
+        return format_command(*words, *filter(None, [self.name]), *after, published=self.published, **given)
 
     @property
     def is_finding(self) -> bool:

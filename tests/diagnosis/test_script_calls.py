@@ -64,6 +64,13 @@ def test_calls_that_are_right_are_counted(write_case):
     assert any(note.startswith("looked at 3 calls of the script") for note in report["evidence"]["notes"])
 
 
+def test_the_other_callables_of_a_script_are_listed_with_the_call_that_judges_each(write_case):
+    others = "doubled = torch.compile(lambda x: x + x)\nfor _ in range(2): doubled(compiled(x))\n"
+    notes = judge(write_case, SCALED + others)["evidence"]["notes"]
+    assert notes[0].startswith("judged: call 1 of the script, Scaled")
+    assert notes[1].endswith("to judge another in full: lambda (line 17) by --call 2")
+
+
 @pytest.mark.slow
 def test_two_closures_of_one_function_share_its_graphs(write_case):
     """Dynamo keeps graphs with the code, whichever callable was compiled."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
@@ -184,7 +185,7 @@ class _FileTriage:
         path, target = file.path, self.conditions.target
         meaning, report = weigh_loss(error, target, again=again)
         if meaning is LossMeaning.EARLY or is_cut_off(error):
-            return _make_unjudged(path, _describe_early_loss(error))
+            return _make_unjudged(path, _describe_early_loss(error, file))
         if report is not None:
             report["detail"] = f"{report['detail']}; {meaning.value}: {error}".lstrip("; ")
             return _make_answer(path, report)
@@ -210,10 +211,13 @@ def _make_unjudged(path: Path, why: str) -> FileAnswer:
     return FileAnswer(path, None, f"{path} could not be judged: {why}.", 3)
 
 
-def _describe_early_loss(error: WorkerFailed) -> str:
+def _describe_early_loss(error: WorkerFailed, file: CaseFile) -> str:
     """Return a sentence on how the worker was lost before anything was compiled, and what to do."""
     if isinstance(error, WorkerTimeout):
-        return f"it was {error}, before anything was compiled; raise --timeout, or fix the file"
+        lines = re.findall(rf'File "[^"]*{re.escape(file.path.name)}", line (\d+)', error.output)  # the innermost first
+        where = f" in {file.place(int(lines[0]))}" if lines else ""
+        do = "raise --timeout, or have it do less before its first compiled call"
+        return f"it was {error}{where}, before anything was compiled; {do} (its arguments follow after `--`)"
     if isinstance(error, WorkerOutOfMemory):
         return f"{_describe_memory_use(error)} before anything was compiled; {_MORE_MEMORY}"
     if is_cut_off(error):

@@ -313,7 +313,7 @@ def open_case(task: JudgeTask, device: torch.device) -> Iterator[tuple[CaseFile,
                     f"A case cannot be written to {tempfile.gettempdir()} ({error.strerror}): make room there, or set "
                     "TMPDIR."
                 ) from error
-        file = read_case_file(path)
+        file = replace(read_case_file(path), arguments=task.arguments)
         say(_LOADING[file.kind])
         # Outside of the isolation, so that the modules that a call imports are there for the next one.
         called = None

@@ -9,6 +9,8 @@ import copy
 import difflib
 import linecache
 import os
+import re
+import shlex
 import sys
 import traceback
 import types
@@ -28,7 +30,8 @@ from fuzzcompile.compiler.target.target_process import current_target
 from fuzzcompile.compiler.torch_api import copy_configs, diff_configs, reset_compiler
 from fuzzcompile.compiler.torch_config import preserve_config
 from fuzzcompile.model.contract import LaterCallJson
-from fuzzcompile.model.errors import CaseError, format_message
+from fuzzcompile.model.errors import CaseError, describe_error, format_message
+from fuzzcompile.model.hints import format_command
 from fuzzcompile.programs.capture.interception import (
     CallHistory,
     CallReached,
@@ -38,7 +41,16 @@ from fuzzcompile.programs.capture.interception import (
     make_captured_case,
     record_call,
 )
-from fuzzcompile.programs.capture.script_process import imitate_cuda, retarget_script, set_too_late, silence_output
+from fuzzcompile.programs.capture.script_process import (
+    find_usage_error,
+    imitate_cuda,
+    mute_trackers,
+    name_muted,
+    retarget_script,
+    set_too_late,
+    silence_output,
+    walk_causes,
+)
 from fuzzcompile.programs.capture.state import Ambient, World, Worlds
 from fuzzcompile.programs.casefiles.case_file import CaseFile, read_case_file
 from fuzzcompile.programs.casefiles.case_module import load_case
@@ -59,8 +71,9 @@ _OWN_BACKWARD = {"backward", "grad"}
 def load_script(file: CaseFile, device: torch.device, *, call: int | None = None) -> Case:
     """Run the script up to its ``call``-th call (or the first) of a compiled callable, and make that call a case.
 
-    Nothing is compiled while it runs. Its output is discarded; ``sys.argv`` holds only its path. A script that names
-    another kind of device is rewritten. CaseError if it raises or ends before that call, or never compiles anything.
+    Nothing is compiled while it runs. Its output is discarded; ``sys.argv`` holds its path and ``file.arguments``. A
+    script that names another kind of device is rewritten. CaseError if it raises or ends before that call, or never
+    compiles anything.
     """
     run = ScriptRun(file, device, call or 1)
     run.execute()
@@ -80,6 +93,8 @@ def load_script(file: CaseFile, device: torch.device, *, call: int | None = None
     )
 
 
+ALSO_COMPILED = "also compiled: "
+"""How the remark begins on the callables of a script that are not judged."""
 Visit = Callable[[CompiledCallable, Arguments, int], None]
 """Looks at one call of a script, given its callable, its inputs and its number from 1; it may raise CallReached."""
 
@@ -131,11 +146,12 @@ class ScriptRun:
         main = types.ModuleType("__main__")
         main.__dict__.update(__file__=self.filename, __builtins__=builtins)
         sys.modules["__main__"] = main  # dynamo resolves the globals of traced code there
-        sys.argv = [str(self.path)]
+        sys.argv = [str(self.path), *self.file.arguments]
         importable = list(sys.path)
         sys.path.insert(0, str(self.path.resolve().parent))
         seed_everything(RUN_SEED)
         prepare_group(self.source)
+        mute_trackers()
         to_cpu = self.device.type == "cpu" and (self.rewritten or "torch.cuda" in self.source)
         cuda = imitate_cuda() if to_cpu else contextlib.nullcontext()
         with preserve_config(), silence_output(), self.interception.install(), cuda:
@@ -174,7 +190,7 @@ class ScriptRun:
         notes = [f"judged: call {self.wanted} of the {self.file.kind}, {record}", *self.file.notes]
         also_compiled = [str(callable_) for callable_ in compiled if callable_.number != record.number]
         if also_compiled:
-            notes.append(f"also compiled: {', '.join(also_compiled[:8])}; --call N judges another call")
+            notes.append(f"{ALSO_COMPILED}{', '.join(also_compiled[:8])}; --call N judges another call")
         if lines := self.compile_lines - {callable_.line for callable_ in compiled}:
             notes.append(f"not reached: torch.compile at {self._places(lines)}; --call N goes on to later calls")
         given = name_holders(calls[-1].arguments)
@@ -183,7 +199,7 @@ class ScriptRun:
             notes.append(f"{', '.join(held[:4])} may hold what each call changes: --call N judges a later call")
         if self.history[record.number].dropped:
             notes.append("earlier calls with inputs of another kind are left out: their state takes more than 1 GiB")
-        notes += set_too_late(self.tree, self.environment)
+        notes += [*name_muted(), *set_too_late(self.tree, self.environment)]
         if self.rewritten:
             notes.append(f"the script is written for another kind of device and was run on {self.device}")
         return notes
@@ -191,16 +207,16 @@ class ScriptRun:
     def explain(self) -> str:
         """The reason why the wanted call was not reached, and what to do."""
         calls, compiled, error, name = self.interception.calls, self.interception.compiled, self.error, str(self.path)
-        if isinstance(error, ModuleNotFoundError) and error.name:
-            return f"{name} needs the module {error.name!r}, which is not installed; install it."
         if error is not None and not isinstance(error, SystemExit):
-            missing = f"call {self.wanted}" if calls else "any compiled callable is called"
-            return f"{name} {self._raises(error)} before {missing}; fix the script."
+            return self._explain_error(error)
+        if error is not None and (wrong := find_usage_error(error)):
+            return f"{name} wants other arguments ({wrong}): give them after `--`, as in {self._with_arguments()}."
         if calls:
             listed = ", ".join(f"{record} {record.calls}×" for record in compiled if record.calls)
             return f"{name} makes {calls} calls of compiled callables ({listed}), so there is no call {self.wanted}."
         code = getattr(error, "code", None)
-        exits = f"exits{f' (status {code})' if isinstance(code, int) else ''} before it calls"
+        said = f"status {code}" if isinstance(code, int) else format_message(error, 200) if error is not None else ""
+        exits = f"exits{f' ({said})' if said else ''} before it calls"
         if compiled:
             listed = ", ".join(map(str, compiled))
             ending = exits if error is not None else "never calls"
@@ -213,7 +229,10 @@ class ScriptRun:
                 )
             return f"{name} compiles {listed} but {ending} it; call it, or write a case with make()."
         if self.compile_lines and error is not None:
-            return f"{name} {exits} torch.compile; fix the script, or write a case with make()."
+            return f"{name} {exits} torch.compile; {self._advise('fix the script, or write a case with make()')}."
+        asks = sorted(set(_COMPILING_OPTION.findall(self.source)))
+        if asks and not any("compile" in argument for argument in self.file.arguments):
+            return f"{name} does not compile unless its arguments ask for it: {self._with_arguments(asks[0])}."
         if self.compile_lines:
             places = self._places(self.compile_lines)
             return (
@@ -221,22 +240,88 @@ class ScriptRun:
                 "call it there, or write a case with make()."
             )
         return (
-            f"{name} is no case: it defines no make() and never calls torch.compile; see 'Case files' in the README. "
+            f"{name} is no case: it defines no make() and never calls torch.compile; compile the model in it "
+            "(model = torch.compile(model)), or see 'Case files' in docs/cases.md. "
             "(A library that is asked to compile may do so on a GPU only; its warnings say so.)"
         )
+
+    def _explain_error(self, error: BaseException) -> str:
+        name, place = str(self.path), self._place_of(error)
+        where = f" in {place}" if place else ""
+        chain = list(walk_causes(error))
+        missing = next((e for e in chain if isinstance(e, ModuleNotFoundError) and e.name), None)
+        if missing is not None and missing is chain[0]:
+            return f"{name} needs the module {missing.name!r}{where}, which is not installed: {self._find(missing)}."
+        absent = next((e for e in chain if isinstance(e, FileNotFoundError) and e.filename), None)
+        if absent is not None:
+            return f"{name} needs {os.fspath(absent.filename)!r}{where}, which is not there: {self._replace(absent)}."
+        if any(kind.__name__ in _OF_NETWORKS for e in walk_causes(error, contexts=True) for kind in type(e).__mro__):
+            return (
+                f"{name} wants to download something{where}, and cannot ({describe_error(chain[-1], 120)}): download "
+                f"it first, or {_MADE_UP}; `{format_command('triage', hf_config='NAME')}` does so for an "
+                "architecture of transformers or timm."
+            )
+        if isinstance(error, ImportError) and "attempted relative import" in str(error):
+            return f"{name} is a module of a package (relative import{where}): {self._run_as_module()}."
+        reached = f"call {self.wanted}" if self.interception.calls else "any compiled callable is called"
+        cause = "" if len(chain) == 1 else f", because of {describe_error(chain[-1], 200)}"
+        raised = f"raises {describe_error(error, 200)}{where}{cause}"
+        return f"{name} {raised} before {reached}; {self._advise('fix the script')}."
+
+    def _find(self, missing: ModuleNotFoundError) -> str:
+        """What to do about a missing module, which may be the script's own."""
+        root = str(missing.name).partition(".")[0]
+        for folder in list(self.path.resolve().parents)[1:5]:
+            if (folder / root).is_dir() or (folder / f"{root}.py").is_file():
+                beside = Path(os.path.relpath(folder))
+                return f"it is in {beside}: `PYTHONPATH={beside} {format_command('triage', self.path)}`"
+        return f"install it (`python -m pip install {root}`, if that is its package), or set PYTHONPATH to its folder"
+
+    def _replace(self, absent: FileNotFoundError) -> str:
+        """What to do about a file that is not there."""
+        named, folder = Path(os.fsdecode(absent.filename)), self.path.resolve().parent
+        if not named.is_absolute() and (folder / named).exists():
+            judged = shlex.join(["cd", str(folder)]), format_command("triage", self.path.name)
+            return f"it is beside the script: `{' && '.join(judged)}`"
+        if self._reads_arguments():
+            return f"name another in its arguments ({self._with_arguments()}), or {_MADE_UP}"
+        return f"put it there, or {_MADE_UP}"
+
+    def _run_as_module(self) -> str:
+        names, folder = [self.path.stem], self.path.resolve().parent
+        while (folder / "__init__.py").is_file():
+            names, folder = [folder.name, *names], folder.parent
+        run = f'import runpy; runpy.run_module("{".".join(names)}", run_name="__main__")'
+        judged = f"PYTHONPATH={os.path.relpath(folder)} {format_command('triage', f'run_{self.path.name}')}"
+        return f"judge a script that runs it: `echo '{run}' > run_{self.path.name} && {judged}`"
+
+    def _advise(self, otherwise: str) -> str:
+        if self.file.arguments or not self._reads_arguments():
+            return otherwise
+        return f"if it wants arguments, give them after `--`: {self._with_arguments()}"
+
+    def _reads_arguments(self) -> bool:
+        return any(word in self.source for word in _OF_ARGUMENTS)
+
+    def _with_arguments(self, *more: str) -> str:
+        return f"`{format_command('triage', self.path, arguments=(*self.file.arguments, *(more or ('...',))))}`"
 
     def _places(self, lines: Collection[int]) -> str:
         return ", ".join(self.file.place(line) for line in sorted(lines)[:8])
 
-    def _raises(self, error: BaseException) -> str:
+    def _place_of(self, error: BaseException) -> str:
         frames = [f.lineno or 0 for f in traceback.extract_tb(error.__traceback__) if f.filename == self.filename]
-        where = f" in {self.file.place(frames[-1])}" if frames else ""
-        first: BaseException = error
-        while first.__cause__ is not None:
-            first = first.__cause__
-        cause = "" if first is error else f", because of {type(first).__name__} ({format_message(first, 200)})"
-        text = format_message(error, 200)
-        return f"raises {type(error).__name__}{f' ({text})' if text else ''}{where}{cause}"
+        return self.file.place(frames[-1]) if frames else ""
+
+
+_COMPILING_OPTION = re.compile(r"""["'](--[\w-]*compile)["']""")
+_OF_ARGUMENTS = ("sys.argv", "argparse", "import click", "import fire", "import typer", "HfArgumentParser", "tyro")
+_MADE_UP = "make random data of that shape and dtype in its place (a bug of the compiler seldom depends on the values)"
+# Names of exceptions that libraries raise where there is no network.
+_OF_NETWORKS = (
+    *("ConnectError", "ConnectionError", "ConnectTimeout", "LocalEntryNotFoundError", "MaxRetryError"),
+    *("OfflineModeIsEnabled", "URLError", "gaierror"),
+)
 
 
 def runs_own_backward(target: Callable[..., object]) -> bool:
@@ -353,6 +438,8 @@ def load(path: Path | CaseFile, device: torch.device, *, call: int | None = None
         case = load_script(file, device, call=call)
     elif call is not None:
         raise CaseError(f"{file.path} is a case file, whose calls are all judged; --call is for scripts.")
+    elif file.arguments:
+        raise CaseError(f"{file.path} is a case file, which takes no arguments; leave out `--` and what follows it.")
     else:
         # Compiled for a target it runs on the CPU, whatever device it is written for.
         told = current_target() is not None

@@ -15,6 +15,7 @@ import re
 import shlex
 import signal
 import sys
+import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -179,6 +180,48 @@ _IMITATED: Mapping[str, Any] = {
     ),
     "amp.GradScaler": functools.partial(torch.amp.GradScaler, "cpu"),
 }
+
+
+# Variables that keep trackers of experiments from logging a run, where the user has not set them.
+_MUTED = {
+    "wandb": ("WANDB_MODE", "disabled"),
+    "swanlab": ("SWANLAB_MODE", "disabled"),
+    "neptune": ("NEPTUNE_MODE", "debug"),
+}
+
+
+def mute_trackers() -> None:
+    """Keep the runs of a script that is judged, more than one, out of the user's trackers."""
+    for name, value in _MUTED.values():
+        os.environ.setdefault(name, value)
+
+
+def name_muted() -> Iterator[str]:
+    """Remarks on trackers that the script has imported."""
+    for module, (name, value) in _MUTED.items():
+        if module in sys.modules and os.environ.get(name) == value:
+            yield f"{module} logs nothing while the script is judged ({name}={value}, unless you set it)"
+
+
+# What ended a script: the errors behind one, and the arguments that a parser refused.
+
+
+def walk_causes(error: BaseException | None, *, contexts: bool = False) -> Iterator[BaseException]:
+    """An exception and those that it names as its causes, the first of them last; ``contexts``: or was raised after."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or (error.__context__ if contexts else None)
+
+
+def find_usage_error(error: BaseException) -> str | None:
+    """What argparse or click said of a script's arguments before it ended the process; None if neither did."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if Path(frame.f_code.co_filename).name == "argparse.py" and frame.f_code.co_name == "error":
+            return " ".join(str(frame.f_locals.get("message")).split())
+    refused = next(
+        (e for e in walk_causes(error, contexts=True) if hasattr(e, "format_message") and hasattr(e, "exit_code")), None
+    )
+    return None if refused is None else " ".join(str(refused.format_message()).split())
 
 
 # Environment variables that a script sets too late: torch has read them when it was imported.

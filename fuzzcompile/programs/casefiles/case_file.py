@@ -30,7 +30,7 @@ class CaseFile:
     Of kind ``case`` it defines ``make()``; a ``script`` or a ``notebook`` is run up to a compiled call; a ``call`` was
     sent by another process and holds no text. ``source`` is its program: valid Python, its lines numbered as in the
     file. Those of a notebook are its ``cells`` one after another, given by number with the line where each begins;
-    ``notes`` say for readers of the report what was left out of it.
+    ``notes`` say for readers of the report what was left out of it. A script gets ``arguments`` in ``sys.argv``.
     """
 
     path: Path
@@ -38,6 +38,7 @@ class CaseFile:
     source: str
     cells: tuple[tuple[int, int], ...] = ()
     notes: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
 
     def place(self, line: int) -> str:
         """A line of the program as a user knows it: ``line 12``, or ``cell 3, line 2``."""

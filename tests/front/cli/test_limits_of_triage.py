@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from calling import CLEAN, call, sentence
 
 from fuzzcompile.diagnosis.worker.judge import judge_file
@@ -41,3 +43,21 @@ def test_math_only_holds_in_eager_and_compiled_runs_and_the_report_says_what_it_
     notes = report["evidence"]["notes"]
     assert any("math only" in note and "not for production" in note for note in notes)
     assert any("--tolerances" in note for note in notes)
+
+
+TAKES_A_SIZE = """
+import argparse
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--size", type=int, required=True)
+torch.compile(torch.sin)(torch.ones(parser.parse_args().size))
+"""
+
+
+def test_a_script_takes_its_own_arguments_after_two_dashes(write_case, capsys):
+    script = write_case(TAKES_A_SIZE)
+    assert call("triage", script, "--json", "--", "--size", "3") == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] in ("equal", "rounding")
+    assert call("triage", script, "--size", "3") == 2
+    assert f"follows after `--`: `fuzzcompile triage {script} -- --size 3`" in capsys.readouterr().err.replace("\n", "")

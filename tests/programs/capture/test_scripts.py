@@ -7,6 +7,7 @@ import random
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ import torch
 from torch import nn
 
 from fuzzcompile.diagnosis.worker.judge import isolate_process
+from fuzzcompile.model import hints
 from fuzzcompile.model.errors import CaseError
 from fuzzcompile.programs.capture.case_loader import load
+from fuzzcompile.programs.casefiles.case_file import read_case_file
 from fuzzcompile.run.case import Arguments, Case
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.runs import observe, run_eager, run_float64
@@ -26,10 +29,12 @@ Loader = Callable[..., Case]
 
 @pytest.fixture
 def script(tmp_path: Path) -> Iterator[Loader]:
-    def write(text: str, *, call: int | None = None, device: torch.device = CPU) -> Case:
+    def write(
+        text: str, *, call: int | None = None, device: torch.device = CPU, arguments: tuple[str, ...] = ()
+    ) -> Case:
         path = tmp_path / "script.py"
         path.write_text(textwrap.dedent(text), encoding="utf-8")
-        return load(path, device, call=call)
+        return load(replace(read_case_file(path), arguments=arguments), device, call=call)
 
     with isolate_process():
         yield write
@@ -356,8 +361,12 @@ def test_a_variable_that_torch_has_read_already_is_pointed_out(script: Loader, p
         ("import torch\nprint('compile')\n", "never calls torch.compile"),
         ("x = 1\n", "no make"),
         ("import torch\ntorch.compile(lambda x: x)\n", r"compiles .*\(line 2\) but never calls it"),
-        ("import torch\n1 / 0\ntorch.compile\n", r"ZeroDivisionError \(division by zero\) in line 2"),
-        ("import no_such_module_at_all\nimport torch\ntorch.compile\n", "needs the module 'no_such_module_at_all'"),
+        ("import torch\n1 / 0\ntorch.compile\n", "raises ZeroDivisionError: division by zero in line 2"),
+        (
+            "import no_such_module_at_all\nimport torch\ntorch.compile\n",
+            r"needs the module 'no_such_module_at_all' in line 1.*`python -m pip install no_such_module_at_all`",
+        ),
+        ("import torch, sys\nsys.exit('no GPU here')\ntorch.compile\n", r"exits \(no GPU here\) before it calls"),
         ("import torch, sys\nsys.exit(0)\ntorch.compile\n", r"exits \(status 0\) before it calls torch.compile"),
         ("def f(:\n torch.compile\n", "not valid Python"),
     ],
@@ -371,6 +380,82 @@ def test_what_is_no_case_is_said_in_one_sentence(script: Loader, text: str, mess
 def test_a_case_file_has_no_calls_to_choose_from(script: Loader):
     with pytest.raises(CaseError, match="--call is for scripts"):
         script("def make(): ...\n", call=2)
+
+
+TAKES_STEPS = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, required=True)
+parser.add_argument("--data", default="no_such_folder/data.pt")
+parser.add_argument("--compile", action="store_true")
+given = parser.parse_args()
+model = torch.nn.Linear(2, 2)
+x = torch.load(given.data) if given.steps > 1 else torch.ones(1, 2)
+if given.compile:
+    model = torch.compile(model)
+model(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), r"wants other arguments \(.*required: --steps\).*`fuzzcompile triage \S*script.py -- \.\.\.`"),
+        (("--steps", "x"), r"argument --steps: invalid int value: 'x'"),
+        (("--steps", "1"), r"unless its arguments ask for it: `.*script.py -- --steps 1 --compile`"),
+        (("--steps", "3"), r"needs 'no_such_folder/data.pt' in line 9, which is not there: name another in its arg"),
+    ],
+)
+def test_arguments_that_a_script_lacks_are_named_with_the_command(script: Loader, arguments, message, monkeypatch):
+    monkeypatch.setattr(hints, "find_program", lambda: ["fuzzcompile"])
+    with pytest.raises(CaseError, match=message) as raised:
+        script(TAKES_STEPS, arguments=arguments)
+    assert "fuzzcompile triage" in str(raised.value)
+
+
+def test_a_script_gets_the_arguments_that_follow_its_name(script: Loader):
+    assert made(script(TAKES_STEPS, arguments=("--steps", "1", "--compile")))
+    with pytest.raises(CaseError, match="a case file, which takes no arguments"):
+        script("def make(): ...\n", arguments=("--steps", "1"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "open('data/train.bin')",
+            "needs 'data/train.bin' in line 2, which is not there: put it there, or make random",
+        ),
+        (
+            "import urllib.error as e\ntry: raise e.URLError('no')\nexcept OSError: raise ValueError",
+            "wants to download",
+        ),
+        ("open('script.py')", r"it is beside the script: `cd \S+ && \S.* triage script.py`"),
+        ("import sys\nsys.argv[1]", r"IndexError: .*if it wants arguments, give them after `--`: `.* -- \.\.\.`"),
+        ("from .other import x", r"module of a package.*run_module\(\"script\", run_name=\"__main__\"\)"),
+    ],
+)
+def test_what_a_script_lacks_is_named_with_what_to_do(script: Loader, text: str, message: str, monkeypatch):
+    monkeypatch.chdir("/")
+    with pytest.raises(CaseError, match=message) as raised:
+        script(f"import torch\n{text}\ntorch.compile(torch.sin)(torch.ones(1))\n")
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_module_of_the_project_is_found_in_a_folder_above(tmp_path: Path):
+    path = tmp_path / "project" / "scripts" / "train.py"
+    (tmp_path / "project" / "layers_of_mine").mkdir(parents=True)
+    path.parent.mkdir()
+    path.write_text("import torch\nfrom layers_of_mine import a\ntorch.compile(a)(1)\n")
+    with isolate_process(), pytest.raises(CaseError, match=r"which is not installed: it is in \S+: `PYTHONPATH=\S+ "):
+        load(path, CPU)
+
+
+def test_a_tracker_logs_no_run_of_a_script_that_is_judged(script: Loader, tmp_path: Path, monkeypatch):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    (tmp_path / "wandb.py").write_text("import os\nassert os.environ['WANDB_MODE'] == 'disabled'\n")
+    case = script("import torch, wandb\ntorch.compile(torch.sin)(torch.ones(1))\n")
+    assert any(note.startswith("wandb logs nothing while the script is judged") for note in case.notes)
 
 
 def test_compiled_modules_keep_names_and_attributes(script: Loader):
