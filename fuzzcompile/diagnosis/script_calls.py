@@ -339,11 +339,17 @@ def answer_with_later_calls(first: TriageReport, looked: ScriptCalls) -> TriageR
     if looked.report is not None:
         return looked.report
     if looked.looked < 2:
-        return first
-    rest = "" if looked.whole else "; further calls were not looked at"
+        said = "later calls of the script were not looked at, as the time was over: --call 2 judges the next"
+        return first if looked.whole else replace(first, notes=(*first.notes, said))
+    rest = "" if looked.whole and looked.parts is None else "; further calls were not looked at"
+    if looked.parts is not None:
+        rest = (
+            f"; call {looked.parts} differs from eager mode, too, and is not judged: --call {looked.parts} does{rest}"
+        )
     said = f"looked at {looked.looked} calls of the script, the first in full and the others beside eager mode{rest}"
     notes = list(first.notes)
-    if others := [f"{callable_} by --call {number}" for number, callable_ in looked.firsts if number > 1]:
+    firsts = {callable_: number for number, callable_ in reversed(looked.firsts)}  # many may be of one line
+    if others := [f"{callable_} by --call {number}" for callable_, number in reversed(firsts.items()) if number > 1]:
         notes = [note for note in notes if not note.startswith(ALSO_COMPILED)]
         said += f"; to judge another in full: {', '.join(others[:8])}"
     return replace(first, notes=(*notes, said))

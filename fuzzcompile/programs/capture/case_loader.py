@@ -7,6 +7,7 @@ import builtins
 import contextlib
 import copy
 import difflib
+import importlib.util
 import linecache
 import os
 import re
@@ -42,6 +43,8 @@ from fuzzcompile.programs.capture.interception import (
     record_call,
 )
 from fuzzcompile.programs.capture.script_process import (
+    WatchedArguments,
+    find_importer,
     find_usage_error,
     imitate_cuda,
     mute_trackers,
@@ -119,6 +122,7 @@ class ScriptRun:
     def __post_init__(self) -> None:
         self.path, self.source = self.file.path, self.file.source
         self.filename = str(self.path.resolve())
+        self.argv = WatchedArguments([str(self.path), *self.file.arguments])
         self.interception = CompileInterception(self.filename, self._on_call, self.file.place)
         self.tree = ast.parse(self.source, self.filename)
         attributes = [node for node in ast.walk(self.tree) if isinstance(node, ast.Attribute)]
@@ -146,7 +150,7 @@ class ScriptRun:
         main = types.ModuleType("__main__")
         main.__dict__.update(__file__=self.filename, __builtins__=builtins)
         sys.modules["__main__"] = main  # dynamo resolves the globals of traced code there
-        sys.argv = [str(self.path), *self.file.arguments]
+        sys.argv = self.argv
         importable = list(sys.path)
         sys.path.insert(0, str(self.path.resolve().parent))
         seed_everything(RUN_SEED)
@@ -188,7 +192,7 @@ class ScriptRun:
         """Remarks for the user: what is judged and what is not, and the state that could not be kept."""
         calls, compiled = self.calls, self.interception.compiled
         notes = [f"judged: call {self.wanted} of the {self.file.kind}, {record}", *self.file.notes]
-        also_compiled = [str(callable_) for callable_ in compiled if callable_.number != record.number]
+        also_compiled = list(dict.fromkeys(str(other) for other in compiled if other.number != record.number))
         if also_compiled:
             notes.append(f"{ALSO_COMPILED}{', '.join(also_compiled[:8])}; --call N judges another call")
         if lines := self.compile_lines - {callable_.line for callable_ in compiled}:
@@ -250,8 +254,10 @@ class ScriptRun:
         where = f" in {place}" if place else ""
         chain = list(walk_causes(error))
         missing = next((e for e in chain if isinstance(e, ModuleNotFoundError) and e.name), None)
-        if missing is not None and missing is chain[0]:
-            return f"{name} needs the module {missing.name!r}{where}, which is not installed: {self._find(missing)}."
+        if missing is not None:
+            by = find_importer(missing)
+            lacks = f"which {by} imports and is not installed" if by else "which is not installed"
+            return f"{name} needs the module {missing.name!r}{where}, {lacks}: {self._find(missing)}."
         absent = next((e for e in chain if isinstance(e, FileNotFoundError) and e.filename), None)
         if absent is not None:
             return f"{name} needs {os.fspath(absent.filename)!r}{where}, which is not there: {self._replace(absent)}."
@@ -271,19 +277,21 @@ class ScriptRun:
     def _find(self, missing: ModuleNotFoundError) -> str:
         """What to do about a missing module, which may be the script's own."""
         root = str(missing.name).partition(".")[0]
+        if root in sys.modules or importlib.util.find_spec(root) is not None:
+            return f"install another version of {root}, one that has it"
         for folder in list(self.path.resolve().parents)[1:5]:
             if (folder / root).is_dir() or (folder / f"{root}.py").is_file():
                 beside = Path(os.path.relpath(folder))
-                return f"it is in {beside}: `PYTHONPATH={beside} {format_command('triage', self.path)}`"
+                return f"it is in {beside}: `PYTHONPATH={beside} {self._command()}`"
         return f"install it (`python -m pip install {root}`, if that is its package), or set PYTHONPATH to its folder"
 
     def _replace(self, absent: FileNotFoundError) -> str:
         """What to do about a file that is not there."""
         named, folder = Path(os.fsdecode(absent.filename)), self.path.resolve().parent
         if not named.is_absolute() and (folder / named).exists():
-            judged = shlex.join(["cd", str(folder)]), format_command("triage", self.path.name)
-            return f"it is beside the script: `{' && '.join(judged)}`"
-        if self._reads_arguments():
+            judged = format_command("triage", self.path.name, arguments=self.file.arguments)
+            return f"it is beside the script: `{shlex.join(['cd', str(folder)])} && {judged}`"
+        if self.argv.were_read:
             return f"name another in its arguments ({self._with_arguments()}), or {_MADE_UP}"
         return f"put it there, or {_MADE_UP}"
 
@@ -292,19 +300,22 @@ class ScriptRun:
         while (folder / "__init__.py").is_file():
             names, folder = [folder.name, *names], folder.parent
         run = f'import runpy; runpy.run_module("{".".join(names)}", run_name="__main__")'
-        judged = f"PYTHONPATH={os.path.relpath(folder)} {format_command('triage', f'run_{self.path.name}')}"
-        return f"judge a script that runs it: `echo '{run}' > run_{self.path.name} && {judged}`"
+        script = f"run_{self.path.name}"
+        judged = (
+            f"PYTHONPATH={os.path.relpath(folder)} {format_command('triage', script, arguments=self.file.arguments)}"
+        )
+        return f"judge a script that runs it: `echo '{run}' > {script} && {judged}`"
 
     def _advise(self, otherwise: str) -> str:
-        if self.file.arguments or not self._reads_arguments():
+        if not self.argv.were_read:
             return otherwise
-        return f"if it wants arguments, give them after `--`: {self._with_arguments()}"
-
-    def _reads_arguments(self) -> bool:
-        return any(word in self.source for word in _OF_ARGUMENTS)
+        return f"{otherwise}, or give it other arguments after `--`: {self._with_arguments()}"
 
     def _with_arguments(self, *more: str) -> str:
-        return f"`{format_command('triage', self.path, arguments=(*self.file.arguments, *(more or ('...',))))}`"
+        return f"`{self._command(*(more or ('...',)))}`"
+
+    def _command(self, *more: str) -> str:
+        return format_command("triage", self.path, arguments=(*self.file.arguments, *more))
 
     def _places(self, lines: Collection[int]) -> str:
         return ", ".join(self.file.place(line) for line in sorted(lines)[:8])
@@ -315,7 +326,6 @@ class ScriptRun:
 
 
 _COMPILING_OPTION = re.compile(r"""["'](--[\w-]*compile)["']""")
-_OF_ARGUMENTS = ("sys.argv", "argparse", "import click", "import fire", "import typer", "HfArgumentParser", "tyro")
 _MADE_UP = "make random data of that shape and dtype in its place (a bug of the compiler seldom depends on the values)"
 # Names of exceptions that libraries raise where there is no network.
 _OF_NETWORKS = (

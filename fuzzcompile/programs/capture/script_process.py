@@ -154,12 +154,17 @@ def _value(value: object) -> Callable[..., object]:
     return lambda *_, **__: value
 
 
+def _is_asked_by_user() -> bool:
+    """Return whether there is a GPU: yes for the script, no for a library, which has a way of its own without one."""
+    return is_user_file(sys._getframe(1).f_code.co_filename)
+
+
 # An event measures nothing; a stream runs everything immediately.
 _MADE = {"__init__": _nothing, "synchronize": _nothing}
 _Event = type("Event", (), {**_MADE, "record": _nothing, "elapsed_time": _value(0.0)})
 _Stream = type("Stream", (), {**_MADE, "wait_stream": _nothing})
 _IMITATED: Mapping[str, Any] = {
-    "is_available": _value(True),
+    "is_available": _is_asked_by_user,
     "device_count": _value(1),
     "current_device": _value(0),
     "get_device_name": _value("CPU"),
@@ -203,7 +208,25 @@ def name_muted() -> Iterator[str]:
             yield f"{module} logs nothing while the script is judged ({name}={value}, unless you set it)"
 
 
-# What ended a script: the errors behind one, and the arguments that a parser refused.
+# What ended a script: the errors behind one, and the arguments that it read or that a parser refused.
+
+
+class WatchedArguments(list[str]):
+    """The ``sys.argv`` of a script, which notes whether more of it than the script's name was asked for."""
+
+    were_read = False
+
+    def __getitem__(self, key: Any) -> Any:
+        self.were_read |= key != 0
+        return super().__getitem__(key)
+
+    def __len__(self) -> int:
+        self.were_read = True
+        return super().__len__()
+
+    def __reduce__(self) -> Any:
+        """Pickle as a plain list: processes that the script starts get a copy."""
+        return list, (list(self),)
 
 
 def walk_causes(error: BaseException | None, *, contexts: bool = False) -> Iterator[BaseException]:
@@ -211,6 +234,16 @@ def walk_causes(error: BaseException | None, *, contexts: bool = False) -> Itera
     while error is not None:
         yield error
         error = error.__cause__ or (error.__context__ if contexts else None)
+
+
+def find_importer(error: ImportError) -> str | None:
+    """The library that imported what is missing; None if the user's own code did."""
+    frames = [
+        frame for frame, _ in traceback.walk_tb(error.__traceback__) if "importlib" not in frame.f_code.co_filename
+    ]
+    if not frames or is_user_file(frames[-1].f_code.co_filename):
+        return None
+    return str(frames[-1].f_globals.get("__name__")).partition(".")[0]
 
 
 def find_usage_error(error: BaseException) -> str | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar, cast
 
 from fuzzcompile.model.errors import CaseError, format_message
+from fuzzcompile.model.hints import format_command
 from fuzzcompile.run.seats import read_size
 
 Kind = Literal["case", "script", "notebook", "call"]
@@ -98,8 +99,9 @@ def read_case_file(path: Path) -> CaseFile:
         return CaseFile(path, "case", program)
     if _holds_tests_only(tree):
         raise CaseError(
-            f"{path} holds tests, which pytest runs: in a test, take the fixture `assert_compiles_alike` of "
-            "fuzzcompile's pytest plugin, call `assert_compiles_alike(model, inputs)`, and run `pytest`."
+            f"{path} holds tests, which pytest runs: judge what they compile with `echo 'import pytest; "
+            f'pytest.main(["{path}"])\' > run_tests.py && {format_command("triage", "run_tests.py")}`, or take the '
+            "fixture `assert_compiles_alike` of fuzzcompile's pytest plugin in a test, and run `pytest`."
         )
     if not _may_compile(tree, path.resolve().parent):
         raise CaseError(

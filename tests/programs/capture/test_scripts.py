@@ -430,8 +430,15 @@ def test_a_script_gets_the_arguments_that_follow_its_name(script: Loader):
             "import urllib.error as e\ntry: raise e.URLError('no')\nexcept OSError: raise ValueError",
             "wants to download",
         ),
+        (
+            "import torch.no_such_part",
+            r"needs the module 'torch.no_such_part' in line 2.*install another version of torch",
+        ),
         ("open('script.py')", r"it is beside the script: `cd \S+ && \S.* triage script.py`"),
-        ("import sys\nsys.argv[1]", r"IndexError: .*if it wants arguments, give them after `--`: `.* -- \.\.\.`"),
+        (
+            "import sys\nsys.argv[1]",
+            r"IndexError: .*fix the script, or give it other arguments after `--`: `.* -- \.\.\.`",
+        ),
         ("from .other import x", r"module of a package.*run_module\(\"script\", run_name=\"__main__\"\)"),
     ],
 )
@@ -449,6 +456,16 @@ def test_a_module_of_the_project_is_found_in_a_folder_above(tmp_path: Path):
     path.write_text("import torch\nfrom layers_of_mine import a\ntorch.compile(a)(1)\n")
     with isolate_process(), pytest.raises(CaseError, match=r"which is not installed: it is in \S+: `PYTHONPATH=\S+ "):
         load(path, CPU)
+
+
+def test_a_library_is_told_that_there_is_no_gpu(script: Loader, tmp_path: Path):
+    """It has a way of its own without one, on which no call of CUDA is made."""
+    library = tmp_path / "site-packages"
+    library.mkdir()
+    (library / "asks_for_a_gpu.py").write_text("import torch\nFOUND = torch.cuda.is_available()\n")
+    text = "import sys, torch\nsys.path.append({!r})\nimport asks_for_a_gpu\nassert torch.cuda.is_available()\n"
+    text += "assert asks_for_a_gpu.FOUND == {}\ntorch.compile(torch.sin)(torch.ones(1))\n"
+    assert made(script(text.format(str(library), torch.cuda.is_available())))
 
 
 def test_a_tracker_logs_no_run_of_a_script_that_is_judged(script: Loader, tmp_path: Path, monkeypatch):
