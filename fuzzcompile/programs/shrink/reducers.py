@@ -284,7 +284,7 @@ def compute_heads(search: ProgramSearch) -> None:
             continue
         grad = any(input_.requires_grad for input_ in search.best.inputs)
         fresh = replace(Input.from_tensor(f"{statement.name}_given", value.contiguous()), fill="randn", values=None)
-        doubled = Statement(statement.name, "operator", "*", (Ref(fresh.name), 2.0))
+        doubled = Statement(statement.name, "operator", "*", (Ref(fresh.name), 2))
         whole = replace(search.best, inputs=(*search.best.inputs, replace(fresh, requires_grad=grad)))
         candidate = whole.replace_statement(statement, doubled).without_dead_code()
         if len(candidate.statements) < len(search.best.statements) and search.attempt(candidate):
