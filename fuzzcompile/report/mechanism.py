@@ -56,8 +56,8 @@ def tell_mechanism(report: ReportJson) -> str:
     kind, way = details.get("kind"), details.get("way")
     forms = WORDS["mechanism"]
     form = next((forms[key] for key in (f"{way} {kind}", str(way), str(kind)) if key in forms), None)
-    if form is None or kind is None:
-        return ""
+    if form is None or kind is None or (kind == "values" and details.get("backward")):
+        return ""  # a value of a backward pass is that for one gradient, which the reader's script may not have
     values = _Evidence(name=_name(culprit), what=WORDS["parted"].get(kind, kind))
     for key, value in details.items():
         if value and key in _QUOTED:

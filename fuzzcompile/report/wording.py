@@ -297,6 +297,8 @@ def _wrong_values(facts: IssueFacts) -> Effect:
         return Effect("gives 0", f" instead of {at['eager']:.3g}" if isinstance(at["eager"], float) else "")
     if facts.verdict == Verdict.MISCOMPILE:
         return Effect("gives wrong values")
+    if facts.wrong and all(ObservableName.parse(str(each.get("name"))).derivative for each in facts.wrong):
+        return Effect("has other infinities or NaNs in its gradient than in eager")
     # The judge names what is not finite on either side; only a finite value of eager's makes it the compiled side.
     if at.get("eager") is None:
         return Effect("returns other infinities or NaNs than eager")
