@@ -109,8 +109,10 @@ def _tell_kernel(details: DetailsJson) -> str:
     names = dict.fromkeys(_shorten_name(name.partition("@")[0]) for name in details.get("fused") or ())
     shown = [f"`{name}`" for name in names if name not in _ARRANGING]
     text = f"The {details['code_generator']} kernel generated for {several(shown, ', ') or 'it'} computes other values"
-    if details.get("vectorised") and details.get("alone"):
-        return f"{text}; with `{details['alone']}` in scalars it is right."
+    if details.get("right_in_scalars"):
+        return f"{text}; with `{details['right_in_scalars']}` in scalars it is right."
+    if details.get("vectorised"):
+        return f"{text}; in scalars it is right."
     return f"{text}, in float64 too." if details.get("shown_in_float64") else ""
 
 

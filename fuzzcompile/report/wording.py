@@ -132,6 +132,7 @@ def _device(facts: IssueFacts) -> str:
 
 # What a bug does, in the words of a user who meets it.
 
+_LONG_CALL = 40  # characters of a call of which the one argument that matters says more
 _ERROR = 90  # characters of an error's message in a title
 _NAMESPACES = re.compile(r"(?:[A-Za-z_]\w*::)+")
 _ARGUMENT = re.compile(r"(\w+)\((\w+)\)$")  # of an operator, in a cause's fingerprint
@@ -241,11 +242,37 @@ def _computes_its_neighbour(facts: IssueFacts) -> str | None:
         return None
     if not in_users_words(facts, before, after):
         return f"ignores the order of {reordered}" if (reordered := reordering(facts)) else None
+    if _list_changed_keywords(facts):
+        return f"ignores `{called[2]}`" if called else None
     if facts.expression and before in facts.expression:
         return f"is computed as `{facts.expression.replace(before, after)}`"
     if called:
         return f"ignores `{called[2]}` of `{called[1]}`"
     return f"computes `{after}` instead of `{before}`"
+
+
+def _list_changed_keywords(facts: IssueFacts) -> Sequence[str]:
+    """The argument that the nearest case that passes changes, by keyword on either side; none where the call is short.
+
+    It is the only constant in which two long calls differ.
+    """
+    before, after = _sides(facts)
+    called = _ARGUMENT.search(str((facts.cause or {}).get("fingerprint") or ""))
+    if called is None or len(before) < _LONG_CALL or not re.match(rf"[\w.]*\b{called[1]}\(", before):
+        return ()
+    changed = _find_changed_constant(before, after)
+    return () if changed is None else [f"{called[2]}={side}" for side in changed]
+
+
+def _find_changed_constant(before: str, after: str) -> tuple[str, str] | None:
+    sides = [_parse_arguments(text)[3:] for text in (before, after)]
+    pairs = list(zip(*sides, strict=False)) if len(sides[0]) == len(sides[1]) else []
+    if not pairs or any(type(left) is not type(right) for left, right in pairs):
+        return None
+    names = [(ast.unparse(left), ast.unparse(right)) for left, right in pairs if isinstance(left, ast.Name)]
+    constants = [(ast.unparse(left), ast.unparse(right)) for left, right in pairs if isinstance(left, ast.Constant)]
+    changed = [pair for pair in constants if pair[0] != pair[1]]
+    return changed[0] if len(changed) == 1 and all(left == right for left, right in names) else None
 
 
 def _sides(facts: IssueFacts) -> tuple[str, str]:
@@ -470,6 +497,8 @@ def _right_with(facts: IssueFacts) -> str:
     fine = "it compiles" if facts.verdict == Verdict.COMPILE_ERROR else "the result is correct"
     if (facts.cause or {}).get("kind") == "layout" and after.startswith("contiguous "):
         return f"With a contiguous input {fine}."
+    if keywords := _list_changed_keywords(facts):
+        return f"With `{keywords[1]}` instead of `{keywords[0]}` {fine}."
     if in_users_words(facts, before, after):
         return f"With {_quoted(after)} instead of {_quoted(before)} {fine}."
     reordered = reordering(facts)

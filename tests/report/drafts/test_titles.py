@@ -122,6 +122,15 @@ def test_what_is_ignored_is_named(expression, fingerprint, before, after, effect
     assert f"{effect} under `torch.compile`" in summary(finding) and "wrong" not in title(finding)
 
 
+def test_one_argument_of_a_long_call_is_named_by_its_keyword():
+    before, after = (f"torch.gru(x, h, [w, u, w, u], False, 2, 1.0, {value}, False, False)" for value in (True, False))
+    cause = {"fingerprint": "gru(training)", "kind": "argument", "before": before, "after": after}
+    cause |= {"still": "fires", "computes": "neighbour"}
+    told = facts(cause=cause, shown={**SHOWN, "expression": before, "plain": before})
+    assert title(told) == "`torch.gru` ignores `training` under torch.compile"
+    assert "With `training=False` instead of `training=True` the result is correct." in summary(told)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "effect"),
     [
