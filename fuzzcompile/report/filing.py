@@ -52,7 +52,7 @@ def _numeric(facts: IssueFacts) -> Iterator[Rule]:
     entry = facts.measured
     outputs = [entry, *facts.wrong]
     within = next((output.get("within_default_tolerance") for output in outputs if output is not None), None)
-    where = {True: "within", False: "outside", None: "not recorded whether within"}[within]
+    where = {True: "within", False: "exceeds", None: "not recorded whether within"}[within]
     met = None if within is None else not within
     yield Rule("Default tolerances", met, f"{where} `torch.testing.assert_close` defaults", _LARGER)
     integers = ", ".join(str(output.get("name")) for output in facts.wrong if output.get("finding") == "integer")
@@ -60,7 +60,7 @@ def _numeric(facts: IssueFacts) -> Iterator[Rule]:
     of = f" of {', '.join(calls)}" if calls else ""
     note = "the program computes none" if integers else "only floating values count here"
     if unsure := bool(integers and (calls or not facts.reproducer)):
-        note = f"integer outputs differ ({integers}): make sure that they are not indices{of}"
+        note = f"integer outputs differ ({integers}): make sure that indices{of} do not point at equal values"
     yield Rule("No comparison of indices of max, min and the like", None if unsure else True, note)
     text = facts.plain or facts.reproducer or ""
     seeded, draws = "manual_seed" in text, "rand" in text or "dropout" in text

@@ -15,6 +15,7 @@ from fuzzcompile.model.culprit_contract import CulpritJson, read_details
 from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.model.severity import rate_effect, rate_severity
+from fuzzcompile.model.stages import BY_NAME
 from fuzzcompile.model.verdicts import AGREEING, FORMS, Verdict
 
 if TYPE_CHECKING:
@@ -149,13 +150,14 @@ class IssueFacts:
         # The change under which the case passes; one that keeps the culprit from firing is none.
         cause = report.get("cause")
         self.cause: CauseJson | None = cause if cause and cause.get("still", "fires") == "fires" else None
-        self.proved = bool(self.culprit and self.culprit.get("necessary"))  # switching it off alone removed the bug
         asked = (read_constants(self.reproducer) or {}).get("NPROC")
         self.nproc = asked if isinstance(asked, int) and asked > 1 else None  # processes that run it together
         self.plain = shown.get("plain") if shown.get("plain_shows", True) else None  # the script for an issue
         # What that script says under each backend: that of a target is run under none of them.
         told = shown.get("plain_shows", True) or self.target is not None
         self.ladder: Sequence[RungJson] = (shown.get("ladder") if told else None) or ()
+        # Switching it off alone removed the bug, and no backend shows the bug that does not run it at all.
+        self.proved = bool(self.culprit and self.culprit.get("necessary")) and not self._is_shown_before()
         # A script without torch.compile shows the fault; eager mode, too, calls the operator in the wrong way.
         self.without_compiler = bool(shown.get("eager_only"))
         self.eager_is_wrong = self.verdict == Verdict.EAGER_WRONG or bool(shown.get("eager_is_wrong"))
@@ -179,6 +181,8 @@ class IssueFacts:
         derivatives = {str(x.get("name")): ObservableName.parse(str(x.get("name"))).derivative for x in wrong}
         # Derivatives last, the worst of each first.
         self.wrong = sorted(wrong, key=lambda entry: (bool(derivatives[str(entry.get("name"))]), -_badness(entry)))
+        # Nothing but derivatives is wrong.
+        self.wrong_in_gradients = bool(wrong) and all(derivatives[str(entry.get("name"))] for entry in wrong)
         # The only fault is which memory the outputs share.
         self.shares_wrongly = bool(wrong) and all(entry.get("finding") == "alias" for entry in wrong)
         self.measured: OutputJson | None = None  # the worst error; None if none is measured
@@ -186,6 +190,12 @@ class IssueFacts:
             has_error = entry.get("max_abs_error_compiled") is not None or bool(entry.get("non_finite"))
             if has_error and self.measured is None and entry.get("finding") not in UNMEASURED:
                 self.measured = entry
+
+    def _is_shown_before(self) -> bool:
+        """Return whether the culprit is Inductor's, and a backend shows the bug that ends before Inductor."""
+        stage = BY_NAME.get(str((self.culprit or {}).get("stage")))
+        first = next((rung["backend"] for rung in self.ladder if rung["result"] in ("wrong", "raises")), "inductor")
+        return stage is not None and stage.is_inductor and first != "inductor"
 
     @property
     def _rewrite(self) -> str:

@@ -90,7 +90,6 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
     errors, left_out = error_rows(facts)
     workaround, _, seen = (proof.workaround_with_cost(facts.report) or "").partition("  # ")
     kernel = (read_details(facts.culprit).get("kernel_source") or "") if facts.target is not None else ""
-    culprit_shown = proof.format_shown(facts.culprit) if facts.culprit is not None else ""
     results, ladder = _AGAINST_WRONG_EAGER if facts.eager_is_wrong else _RESULTS, []
     for rung in facts.ladder:
         says = fold_lines(rung.get("says") or "", 60) if rung["result"] == "raises" else ""
@@ -128,7 +127,6 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
         "errors": errors if any(row[key] != proof.NOTHING for row in errors for key in proof.ERRORS) else [],
         "left_out": left_out,
         "step_says": _tell_step((facts.culprit or {}).get("step") or 0.0),
-        "culprit_shown": culprit_shown[:1].upper() + culprit_shown[1:],
         "contributors": contributors,
         "ablations": proof.tried(facts.report, "{:.3g}".format, "–"),
         "ablation_errors": proof.has_errors(facts.report),
@@ -146,8 +144,9 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
 
 def _tell_step(step: float) -> str:
     if step < _ROUNDING_STEP:
-        return "Its graphs before and after compute the same values in float64."
-    return f"In float64 the graph after it differs from the graph before it by {step:.3g} of the result's size."
+        return "In float64, the graph before it and the graph after it compute the same values."
+    share = f"{step:.0%}" if step >= 0.01 else f"{step:.1e}"
+    return f"In float64, the results of the graph before it and of the graph after it differ by {share} of their size."
 
 
 def _script(facts: IssueFacts) -> tuple[str, str]:

@@ -37,6 +37,7 @@ class _Call(NamedTuple):
     node: str
     name: str
     keywords: tuple[str, ...]
+    is_lowering: bool = False
 
     def __str__(self) -> str:
         given = ["…", *self.keywords[:_MOST], *["…"] * (len(self.keywords) > _MOST)]
@@ -125,7 +126,7 @@ def _tell_rewrite(report: ReportJson, culprit: CulpritJson) -> str:
     if not removed or "more lines" in lines[-1]:
         return ""
     before, after = _list_calls(removed, details), _list_calls(added, None)
-    if {call.name for call in added} == {str(culprit.get("rewrite"))}:
+    if added and all(call.is_lowering for call in added):
         sentence = f"{name} puts a lowering of its own in place of {before}"
     elif {str(call) for call in removed} == {str(call) for call in added}:
         sentence = f"{name} changes the order or the operands of {before}"
@@ -161,7 +162,7 @@ def _iter_calls(lines: Sequence[str], sign: str) -> Iterator[_Call]:
         match = _CALL.match(line) if line.startswith(sign) else None
         if match is not None and match[2] not in ("constant", "input"):
             named = [f"{key}={value.strip()}" for key, value in _KEYWORD.findall(match[3]) if key not in _STORAGE]
-            yield _Call(match[1], _shorten_name(match[2]), tuple(named))
+            yield _Call(match[1], _shorten_name(match[2]), tuple(named), match[2].startswith("lowering "))
 
 
 def _shorten_name(target: str) -> str:

@@ -30,7 +30,7 @@ def name_operations(facts: IssueFacts) -> tuple[str, ...]:
     """
     written, known = facts.expression or "", WORDS["subjects"].get(str((facts.culprit or {}).get("family")))
     found = [known] if known else []
-    found += [f"`{written}`"] if _computes(written) else []
+    found += [f"`{written}`"] if _computes(written) and not written.endswith("(...)") else []
     found += [f"`{name}`" for name in [_name_of(written)] if name and not known]
     found = found or [f"`{name}`" for name in _list_of_culprit(facts)]
     if not found and (names := [f"`{name}`" for name in dict.fromkeys(_iter_names(_parse_program(facts)))][:_MOST]):

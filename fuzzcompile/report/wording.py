@@ -112,13 +112,13 @@ def since(facts: IssueFacts) -> str:
 
 
 def _where(facts: IssueFacts, constants: Mapping[str, object]) -> str:
-    """Device, and training or inference: what the script for the issue needs, else what the case was judged under."""
-    mode = "in training"
+    """Device and passes: what the script for the issue needs, else what the case was judged under."""
+    mode = "in a forward and a backward pass"
     if not constants.get("BACKWARD"):
         plain = facts.plain or "no_grad"
         named = any(word in plain for word in ("no_grad", "inference_mode", "requires_grad"))
-        mode = _MODES.get(str(constants.get("GRAD")), "under `torch.no_grad()`") if named else "in inference"
-        mode += " (training was not tried)"
+        mode = _MODES.get(str(constants.get("GRAD")), "under `torch.no_grad()`") if named else "in a forward pass"
+        mode += " (no backward pass was tried)"
     return f"on {_device(facts)} {mode}{', called with several inputs in a row' if 'CALLS' in constants else ''}"
 
 
@@ -324,7 +324,7 @@ def _wrong_values(facts: IssueFacts) -> Effect:
         return Effect("gives 0", f" instead of {at['eager']:.3g}" if isinstance(at["eager"], float) else "")
     if facts.verdict == Verdict.MISCOMPILE:
         return Effect("gives wrong values")
-    if facts.wrong and all(ObservableName.parse(str(each.get("name"))).derivative for each in facts.wrong):
+    if facts.wrong_in_gradients:
         return Effect("has other infinities or NaNs in its gradient than in eager")
     # The judge names what is not finite on either side; only a finite value of eager's makes it the compiled side.
     if at.get("eager") is None:
@@ -400,7 +400,8 @@ def _sentences(facts: IssueFacts) -> Iterator[str]:
         if facts.target is not None and facts.verdict in VALUES:
             text = meaning_for(facts.report, "")
             yield f"{text[:1].upper()}{text[1:]}."
-        yield _observed(facts)
+        # The script for an issue draws a gradient of its own, and prints its numbers.
+        yield "" if facts.plain and facts.wrong_in_gradients else _observed(facts)
         yield from _tell_stale_graph(facts)
         yield _right_with(facts)
         yield reach(facts)

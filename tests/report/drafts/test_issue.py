@@ -13,7 +13,7 @@ from fuzzcompile.corpus.models import Related
 from fuzzcompile.corpus.replay.replay_history import History
 from fuzzcompile.corpus.transactions import Mark
 from fuzzcompile.model.privacy import scrub
-from fuzzcompile.report.filing import Refusal
+from fuzzcompile.report.filing import Refusal, find_refusal
 from fuzzcompile.report.finding_facts import IssueFacts
 from fuzzcompile.report.issue_draft import draft_issue
 
@@ -36,7 +36,7 @@ def test_the_page_before_the_folded_details_holds_all_that_a_triager_asks_for():
         "The result at [1, 1] is 0.6037 in eager and 1.504 compiled (at worst 0.9 away from float64, eager 1.75e-07).",
         "With `alpha=1` instead of `alpha=0.5` the result is correct.",
         "It happens with the default settings. Nothing warns of it. "
-        "It was seen on the CPU in inference (training was not tried).",
+        "It was seen on the CPU in a forward pass (no backward pass was tried).",
         "Seen in torch 2.13.0; other versions were not tried.",
         f"```python\n{PLAIN}\n```\n",
         "Mismatched elements: 4 / 4 (100.0%)",
@@ -87,7 +87,7 @@ def test_what_is_folded():
     assert "| only `addmm` on, graphs run without generated code | no | 0.9 |" in parts["Ablations"]
     assert "| out0 | 1.75e-07 | 0.9 | 5.14e+06 | 4e-07 | fail | far |" in parts["Errors against float64"]
     rules = parts["PyTorch's rules for reports from a fuzzer"]
-    assert "- [x] Default tolerances: outside" in rules and "- [x] Compiled is farther from float64" in rules
+    assert "- [x] Default tolerances: exceeds" in rules and "- [x] Compiled is farther from float64" in rules
     assert parts["collect_env"].startswith("```\nPyTorch version: 2.13.0+cpu")
     assert text.count("<details>") == text.count("</details>") == len(folded)
     assert "\n\n\n" not in text
@@ -255,12 +255,27 @@ def test_equal_random_numbers_are_told_beside_the_default_settings():
 @pytest.mark.parametrize(
     ("step", "says"),
     [
-        (0.5, "differs from the graph before it by 0.5 of the result's size"),
-        (1e-16, "compute the same values in float64"),
+        (0.5, "the results of the graph before it and of the graph after it differ by 50% of their size"),
+        (1e-16, "compute the same values"),
     ],
 )
 def test_what_a_rewrite_changes_is_told_in_words(step, says):
-    assert says in draft(culprit={**CULPRIT, "step": step})
+    assert says in draft(culprit={**CULPRIT, "step": step, "details": {"diff": "-a: f32[2] = aten.exp.default(x)"}})
+    assert "graph before it" not in draft(culprit={**CULPRIT, "step": step, "details": {}}), "there is none"
+
+
+def test_a_backend_that_ends_before_inductor_clears_what_is_inductors():
+    early = [{**rung, "result": "raises"} for rung in LADDER]
+    text = draft(shown={**SHOWN, "ladder": early})
+    assert "- **Suspect, not proved:** `addmm`" in text and "- **Proof:**" not in text
+    assert "`module: dynamo`" in text
+    assert find_refusal(facts(shown={**SHOWN, "ladder": early})) is not None
+
+
+def test_numbers_of_a_gradient_are_those_of_the_script():
+    gradient = {**WRONG, "name": "gradient of input0"}
+    assert "0.6037 in eager" not in draft("wrong_gradient", gradient)
+    assert "0.6037 in eager" in draft("wrong_gradient", gradient, shown={})
 
 
 @pytest.mark.parametrize(
@@ -355,12 +370,15 @@ def test_a_draft_says_since_when_as_far_as_it_was_tried(history, says):
             "off by default: `torch._inductor.config.b2b_gemm_pass = True`",
         ),
         ("MODE = 'max-autotune'\nDYNAMIC = True", "off by default: `mode='max-autotune'`, `dynamic=True`"),
-        ("BACKWARD = True", "the default settings. Nothing warns of it. It was seen on the CPU in training."),
-        ("GRAD = 'enabled'", "seen on the CPU with gradients enabled (training was not tried)."),
-        ("GRAD = 'inference_mode'", "seen on the CPU under `torch.inference_mode()` (training"),
+        (
+            "BACKWARD = True",
+            "Nothing warns of it. It was seen on the CPU in a forward and a backward pass.",
+        ),
+        ("GRAD = 'enabled'", "seen on the CPU with gradients enabled (no backward pass was tried)."),
+        ("GRAD = 'inference_mode'", "seen on the CPU under `torch.inference_mode()` (no backward"),
         (
             "CALLS = [(torch.ones(2),)]",
-            "under `torch.no_grad()` (training was not tried), called with several inputs in a row.",
+            "under `torch.no_grad()` (no backward pass was tried), called with several inputs in a row.",
         ),
     ],
 )
@@ -370,8 +388,8 @@ def test_a_draft_says_whom_it_hits(lines, says):
 
 def test_the_script_for_the_issue_says_whether_it_needs_no_grad():
     plain = PLAIN.replace("torch.testing", "with torch.no_grad():\n    torch.testing")
-    assert "on the CPU under `torch.no_grad()` (training" in visible(draft(shown={**SHOWN, "plain": plain}))
-    assert "on the CPU in inference (training" in visible(draft())
+    assert "on the CPU under `torch.no_grad()` (no backward" in visible(draft(shown={**SHOWN, "plain": plain}))
+    assert "on the CPU in a forward pass (no backward" in visible(draft())
 
 
 def test_a_plain_script_that_did_not_show_the_bug_is_not_shown():
@@ -483,7 +501,8 @@ def test_gradients_do_not_hide_a_wrong_output():
 
 def test_indices_are_asked_for_where_the_program_computes_any():
     entry = output(finding="integer", at={"eager": 3, "compiled": 0}, within_default_tolerance=False, torch_same=False)
-    assert "not indices of argmax" in draft("miscompile", entry, reproducer=CASE.replace("torch.add(", "torch.argmax("))
+    asked = draft("miscompile", entry, reproducer=CASE.replace("torch.add(", "torch.argmax("))
+    assert "indices of argmax do not point at equal values" in asked
     assert "- [x] No comparison of indices of max, min and the like: the program computes none" in draft(
         "miscompile", entry
     )
