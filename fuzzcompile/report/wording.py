@@ -531,6 +531,9 @@ def _observed(facts: IssueFacts) -> str:
         is_or = "is " if shared.copied_when_compiled else ""
         what = shared.eager.removeprefix(f"{entry.get('name')} ")
         return f"{name} {what} in eager, and {is_or}{shared.compiled} when compiled; the values are the same."
+    if entry.get("finding") == "integer" and (at := entry.get("at") or {}).keys() >= {"eager", "compiled"}:
+        where = f" at {entry['where']}" if entry.get("where") else ""
+        return f"{name}{where} is {at['eager']} in eager and {at['compiled']} compiled."
     if entry.get("finding") == "stride" and values:
         return f"Its strides are {values.eager} in eager and {values.compiled} compiled."
     return f"{name}: {detail}."
