@@ -25,6 +25,7 @@ from fuzzcompile.model.templates import get_template
 from fuzzcompile.programs.ir.case_source import format_literal
 from fuzzcompile.run.device import seed_everything
 from fuzzcompile.run.tensors import is_inexact, is_plain
+from fuzzcompile.run.transforms import leave_transforms
 
 
 def list_operators(only: Sequence[str] = ()) -> tuple[OpInfoOperator, ...]:
@@ -456,7 +457,7 @@ def _run_expression(
         given = [space.setdefault(name, eval(text, space)) for name, text in tensors.items()]
         seed_everything(_SEED)
         torch.use_deterministic_algorithms(filled, warn_only=True)  # which fills uninitialised memory
-        with torch.set_grad_enabled(cell.backward):
+        with torch.set_grad_enabled(cell.backward), leave_transforms():
             shapes = [tensor.shape for tensor in given]
             result = eval(expression, space)
             _refuse_writes(given, shapes)

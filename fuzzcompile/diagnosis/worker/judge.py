@@ -54,6 +54,7 @@ from fuzzcompile.run.pool.worker import get_current_device, get_worker_number, r
 from fuzzcompile.run.pool.worker_pool import WorkerPool
 from fuzzcompile.run.ranks import NotOnAllRanks, RankLost, follow, leave_group, take_seat, tells_of_waiting
 from fuzzcompile.run.seats import Seat
+from fuzzcompile.run.transforms import leave_transforms
 
 # Process-wide state that a case may change, restored after the case.
 
@@ -67,7 +68,7 @@ def isolate_process() -> Iterator[None]:
     threads, dtype, grad = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
     deterministic = torch.are_deterministic_algorithms_enabled()
     try:
-        with preserve_config(), preserve_process(), interpret_own_kernels():
+        with preserve_config(), preserve_process(), leave_transforms(), interpret_own_kernels():
             yield
     finally:
         torch.set_num_threads(threads)

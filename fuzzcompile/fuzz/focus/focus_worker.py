@@ -26,6 +26,7 @@ from fuzzcompile.model.stages import DECOMPOSITION, LOWERING, STAGES
 from fuzzcompile.programs.edits.pattern_program import PatternProgram
 from fuzzcompile.run.code_files import get_module_file
 from fuzzcompile.run.pool.worker import get_current_device, say
+from fuzzcompile.run.transforms import leave_transforms
 
 _NEAREST = 4
 _WORD = re.compile(r"^(aten|prims|torch)\.")
@@ -219,4 +220,5 @@ def make_programs(rule: tuple[str, str]) -> tuple[PatternProgram, ...]:
     say(f"looking for programs for {rule[0]}:{rule[1]}")
     device = torch.device(get_current_device())
     rows = [row for row in list_known_rules(device) if row.kind != "setting" and (row.stage, row.name) == rule]
-    return tuple(make_rule_programs(rows[-1], device, _SECONDS)) if rows else ()
+    with leave_transforms():
+        return tuple(make_rule_programs(rows[-1], device, _SECONDS)) if rows else ()

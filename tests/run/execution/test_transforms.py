@@ -9,6 +9,8 @@ import torch
 from torch.autograd import forward_ad
 
 from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.diagnosis.worker.judge import judge_file
+from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run.transforms import leave_transforms
 
@@ -61,4 +63,22 @@ def make():
 def test_a_refused_tangent_says_nothing_of_the_next_program(write_case):
     report = triage(load_case(write_case(REFUSED)), torch.device("cpu")).to_json()
     assert report["verdict"] == "accepts_invalid"
+    assert differentiate_forward().tolist() == [1, 1]
+
+
+# A case that enters vmap as it is loaded, and never leaves it.
+LEAKING = """
+import torch
+
+torch._C._functorch._vmap_increment_nesting(2, "error")
+
+def make():
+    return (lambda x: x + 1), (torch.ones(2),)
+"""
+
+
+def test_a_case_that_stays_in_a_transform_says_nothing_of_the_next_one():
+    with pytest.raises(RuntimeError, match="vmap"):
+        judge_file(JudgeTask(path="leaking.py", source=LEAKING))
+    assert not torch._C._functorch.get_interpreter_stack()
     assert differentiate_forward().tolist() == [1, 1]
