@@ -196,6 +196,9 @@ def _row(facts: IssueFacts) -> list[str]:
     culprit, cause = facts.culprit or {}, facts.cause or {}
     seen = find_pair(facts.wrong[0]) if facts.wrong else None
     eager, compiled = (seen.eager, seen.compiled) if seen else ("", fold_lines(facts.detail))
+    if seen is None and facts.measured is not None and (at := facts.measured.get("at")):
+        where = f"at {facts.measured.get('where')}: "
+        eager, compiled = (f"{where}{value}" for value in (at.get("eager"), at.get("compiled")))
     if facts.verdict == Verdict.ACCEPTS_INVALID:
         eager = ": ".join(refusal(facts))
         compiled = str(facts.report.get("evidence", {}).get("gives") or "runs")

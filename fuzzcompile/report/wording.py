@@ -234,7 +234,8 @@ def _computes_its_neighbour(facts: IssueFacts) -> str | None:
     before, after = _sides(facts)
     called = _ARGUMENT.search(str(cause.get("fingerprint") or ""))
     if called and re.search(rf"\b{called[2]}\s*=", before):
-        own = re.search(rf"\b{called[1]}(\.\w+)?\(", (facts.expression or "").partition(")")[0])
+        own: object = re.search(rf"\b{called[1]}(\.\w+)?\(", (facts.expression or "").partition(")")[0])
+        own = own or any(re.fullmatch(rf"`(?:\w+\.)*{called[1]}`", name) for name in name_operations(facts))
         return f"ignores `{called[2]}`" + ("" if own else f" of `{called[1]}`")
     if " = " in before:  # an input with other values
         return None

@@ -1,4 +1,4 @@
-"""NaN or infinity where eager has none, under torch.compile, culprit CppVecOverrides.remainder; torch 2.13.0+cpu."""
+"""NaN or infinity in other elements than in eager, under torch.compile, culprit CppVecOverrides.remainder; torch 2.13.0+cpu."""
 import torch
 
 def program(x, other):

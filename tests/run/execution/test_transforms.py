@@ -78,7 +78,7 @@ def make():
 
 
 def test_a_case_that_stays_in_a_transform_says_nothing_of_the_next_one():
-    with pytest.raises(RuntimeError, match="vmap|transform"):
+    with pytest.raises(RuntimeError, match=r"vmap|transform"):
         judge_file(JudgeTask(path="leaking.py", source=LEAKING))
     assert not torch._C._functorch.get_interpreter_stack()
     assert differentiate_forward().tolist() == [1, 1]
