@@ -14,6 +14,7 @@ from fuzzcompile.model.evidence import RANDOM_STATE
 from fuzzcompile.model.hints import CommandSubject, format_command
 from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.verdicts import ERRORS, VALUES, Verdict
+from fuzzcompile.model.words import count_noun
 from fuzzcompile.report.circumstances import several
 from fuzzcompile.report.finding_facts import IssueFacts, case_part
 from fuzzcompile.report.proof import format_entry
@@ -87,8 +88,8 @@ def _always(facts: IssueFacts) -> Iterator[Rule]:
         note = "the reproducer showed it there" if facts.seen_on_device else "run the reproducer on a GPU first"
         remedy = f"run the reproducer on a {facts.target} GPU"
         yield Rule(f"Seen on a {facts.target} device", facts.seen_on_device, note, remedy)
-    tried = (("settings", facts.report.get("ablations")), ("backends", facts.ladder))
-    parts = [f"{len(entries)} {what} tried" for what, entries in tried if entries]
+    tried = (("setting", facts.report.get("ablations")), ("backend", facts.ladder))
+    parts = [f"{count_noun(len(entries), what)} tried" for what, entries in tried if entries]
     again = subject.format_command(*(("corpus", "refresh") if subject.is_finding else ("triage",)))
     yield Rule("Ablation", bool(parts), ", ".join(parts) or "none was run", f"`{again}` runs them")
     note = "there is none yet"

@@ -198,7 +198,8 @@ def _row(facts: IssueFacts) -> list[str]:
     eager, compiled = (seen.eager, seen.compiled) if seen else ("", fold_lines(facts.detail))
     if seen is None and facts.measured is not None and (at := facts.measured.get("at")):
         where = f"at {facts.measured.get('where')}: "
-        eager, compiled = (f"{where}{value}" for value in (at.get("eager"), at.get("compiled")))
+        sides = (at.get("eager"), at.get("compiled"))
+        eager, compiled = (where + (f"{side:.4g}" if isinstance(side, float) else str(side)) for side in sides)
     if facts.verdict == Verdict.ACCEPTS_INVALID:
         eager = ": ".join(refusal(facts))
         compiled = str(facts.report.get("evidence", {}).get("gives") or "runs")

@@ -1,4 +1,4 @@
-"""What the part at fault did, in one sentence: what it computed and what it should have, from evidence alone."""
+"""The mechanism of a bug in one sentence: what it computed and what it should have, from evidence alone."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _tell_rewrite(report: ReportJson, culprit: CulpritJson) -> str:
 def _iter_results(
     report: ReportJson, details: DetailsJson, removed: Sequence[_Call], added: Sequence[_Call]
 ) -> Iterator[str]:
-    """What became of the result thereby, as far as it is what the verdict is about."""
+    """Tell what became of the result thereby, as far as it is what the verdict is about."""
     verdict, cause = report["verdict"], report.get("cause") or {}
     if verdict in VALUES:
         if lost := _list_lost(report, removed, added):

@@ -101,6 +101,8 @@ def since(facts: IssueFacts) -> str:
         return f"Seen in torch {seen}; it did not show again on {', '.join(history.torch)}."
     right = [version for version, status in history.torch.items() if status == ReplayStatus.NOT_AFFECTED]
     text = f"torch {first}, the oldest version tried, has it."
+    if list(history.torch) == [first]:
+        return f"Only torch {first} was tried, and has it."
     if right:
         text = f"It is there since torch {first}; {right[-1]} does not have it."
     if history.fixed_in:

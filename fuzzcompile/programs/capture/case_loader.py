@@ -97,7 +97,7 @@ def load_script(file: CaseFile, device: torch.device, *, call: int | None = None
 
 
 ALSO_COMPILED = "also compiled: "
-"""How the remark begins on the callables of a script that are not judged."""
+"""Beginning of the remark on the callables of a script that are not judged."""
 Visit = Callable[[CompiledCallable, Arguments, int], None]
 """Looks at one call of a script, given its callable, its inputs and its number from 1; it may raise CallReached."""
 
@@ -275,7 +275,7 @@ class ScriptRun:
         return f"{name} {raised} before {reached}; {self._advise('fix the script')}."
 
     def _find(self, missing: ModuleNotFoundError) -> str:
-        """What to do about a missing module, which may be the script's own."""
+        """Advise on a missing module, which may be the script's own."""
         root = str(missing.name).partition(".")[0]
         if root in sys.modules or importlib.util.find_spec(root) is not None:
             return f"install another version of {root}, one that has it"
@@ -286,7 +286,7 @@ class ScriptRun:
         return f"install it (`python -m pip install {root}`, if that is its package), or set PYTHONPATH to its folder"
 
     def _replace(self, absent: FileNotFoundError) -> str:
-        """What to do about a file that is not there."""
+        """Advise on a file that is not there."""
         named, folder = Path(os.fsdecode(absent.filename)), self.path.resolve().parent
         if not named.is_absolute() and (folder / named).exists():
             judged = format_command("triage", self.path.name, arguments=self.file.arguments)

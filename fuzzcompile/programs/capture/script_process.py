@@ -247,7 +247,7 @@ def find_importer(error: ImportError) -> str | None:
 
 
 def find_usage_error(error: BaseException) -> str | None:
-    """What argparse or click said of a script's arguments before it ended the process; None if neither did."""
+    """Words of argparse or click on a script's arguments before it ended the process; None if neither did."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if Path(frame.f_code.co_filename).name == "argparse.py" and frame.f_code.co_name == "error":
             return " ".join(str(frame.f_locals.get("message")).split())

@@ -194,7 +194,7 @@ class _Call:
 
     @property
     def summed(self) -> str:
-        """What makes a scalar of the only output, for its gradient."""
+        """Code that makes a scalar of the only output, for its gradient."""
         return "" if isinstance(self.output, torch.Tensor) and not self.output.dim() else ".sum()"
 
     @property

@@ -335,7 +335,7 @@ def test_a_permalink_needs_a_commit_and_a_file_of_torch(environment, source, lin
     [
         (
             History({"2.13.0": "failing"}, "2.13.0", None, "2.13.0", True),
-            "torch 2.13.0, the oldest version tried, has it.",
+            "Only torch 2.13.0 was tried, and has it.",
         ),
         (
             History({"2.11.0": "not affected", "2.13.0": "failing", "2.15.0": "failing"}, "2.13.0", None, "2.15.0"),
