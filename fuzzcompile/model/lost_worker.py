@@ -87,6 +87,7 @@ def report_worker_failure(
             "randomness": None,
             "gives": None,
             "promise": None,
+            "layout_doubt": None,
             "warnings": [],
             "notes": [],
             "call": None,

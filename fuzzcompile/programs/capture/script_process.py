@@ -172,7 +172,9 @@ _IMITATED: Mapping[str, Any] = {
     "is_bf16_supported": _value(True),
     **dict.fromkeys(("memory_allocated", "max_memory_allocated", "memory_reserved"), _value(0)),
     **dict.fromkeys(("reset_peak_memory_stats", "synchronize", "empty_cache", "set_device"), _nothing),
-    "get_device_properties": _value(types.SimpleNamespace(name="CPU", major=8, minor=0, total_memory=2**33)),
+    "get_device_properties": _value(
+        types.SimpleNamespace(name="CPU", gcnArchName="", major=8, minor=0, total_memory=2**33)
+    ),
     "mem_get_info": _value((2**33, 2**33)),
     "Stream": _Stream,
     "stream": _value(contextlib.nullcontext()),
