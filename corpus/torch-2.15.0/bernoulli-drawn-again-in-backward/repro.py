@@ -1,4 +1,4 @@
-"""Wrong values under torch.compile, suspect min_cut_rematerialization_partition; torch 2.15.0+cu132."""
+"""Wrong values under torch.compile, culprit min_cut_rematerialization_partition; torch 2.15.0+cu132."""
 import torch
 
 BACKWARD = True

@@ -1,4 +1,4 @@
-"""Wrong values under torch.compile, suspect aten.bernoulli_.float (functionalization); torch 2.15.0+cu132."""
+"""Wrong values under torch.compile, culprit aten.bernoulli_.float (functionalization); torch 2.15.0+cu132."""
 import torch
 
 def program(t):

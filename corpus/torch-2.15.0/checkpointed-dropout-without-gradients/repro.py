@@ -1,4 +1,4 @@
-"""An error under torch.compile, suspect functionalization; torch 2.15.0+cu132."""
+"""An error under torch.compile, culprit remat_using_tags_for_fwd_loss_bwd_graph; torch 2.15.0+cu132."""
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint

@@ -1,4 +1,4 @@
-"""Wrong values under torch.compile, suspect functionalization; torch 2.15.0+cu132."""
+"""Wrong values under torch.compile, culprit aten.dropout.default (decomposition); torch 2.15.0+cu132."""
 import torch
 import torch.nn.functional as F
 

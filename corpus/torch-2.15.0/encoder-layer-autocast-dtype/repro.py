@@ -1,4 +1,4 @@
-"""Wrong metadata under torch.compile, suspect functionalization; torch 2.15.0+cu132."""
+"""Wrong metadata under torch.compile, culprit torch._transformer_encoder_layer_fwd; torch 2.15.0+cu132."""
 import torch
 from torch import nn
 
