@@ -16,7 +16,7 @@ from fuzzcompile.report.proof import get_diff
 _LONGEST = 160  # characters of a value that is quoted
 _CODE = 100  # characters of the user's lines that are quoted in place of many operators
 _MOST = 3  # calls that are written out, and their keywords
-_CALL = re.compile(r"^[-+]\s*(\w+)(?:: [^=]*)? = ([\w.]+(?: \w+)?)\((.*?)(?:\)| \.\.\.)$")
+_CALL = re.compile(r"^[-+]\s*\w+(?:: [^=]*)? = ([\w.]+(?: \w+)?)\((.*?)(?:\)| \.\.\.)$")
 _KEYWORD = re.compile(r"\b(\w+)=(\[[^\]]*\]|\([^)]*\)|'[^']*'|[^,()\[\]]+)")
 _BECAME = re.compile(r"(output \d+): (?:its own (?=became)|(\w+) (?=\())?")
 _FLOAT = re.compile(r"-?\d+\.\d{5,}(?:e-?\d+)?")
@@ -32,9 +32,8 @@ _MOVED = 1e-10  # in units of a result's size: beyond rounding in float64
 
 
 class _Call(NamedTuple):
-    """A call in a graph: the node's name, the name of what is called, and its arguments that are constants."""
+    """A call in a graph: the name of what is called, and its arguments that are constants."""
 
-    node: str
     name: str
     keywords: tuple[str, ...]
     is_lowering: bool = False
@@ -160,9 +159,9 @@ def _iter_results(
 def _iter_calls(lines: Sequence[str], sign: str) -> Iterator[_Call]:
     for line in lines:
         match = _CALL.match(line) if line.startswith(sign) else None
-        if match is not None and match[2] not in ("constant", "input"):
-            named = [f"{key}={value.strip()}" for key, value in _KEYWORD.findall(match[3]) if key not in _STORAGE]
-            yield _Call(match[1], _shorten_name(match[2]), tuple(named), match[2].startswith("lowering "))
+        if match is not None and match[1] not in ("constant", "input"):
+            named = [f"{key}={value.strip()}" for key, value in _KEYWORD.findall(match[2]) if key not in _STORAGE]
+            yield _Call(_shorten_name(match[1]), tuple(named), match[1].startswith("lowering "))
 
 
 def _shorten_name(target: str) -> str:
