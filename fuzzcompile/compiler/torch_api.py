@@ -160,6 +160,17 @@ def reset_compiler() -> None:
     torch._dynamo.reset()
 
 
+def bisect(works: Callable[[], bool]) -> str | None:
+    """The answer of torch's own ``CompilerBisector`` on what says whether a compile is right; None if it has none.
+
+    Torch's caches must be off.
+    """
+    from torch._inductor.compiler_bisector import CompilerBisector
+
+    answer = CompilerBisector.do_bisect(works)
+    return None if answer is None else str(answer)
+
+
 def _is_equal(before: object, after: object) -> bool:
     if before is after:
         return True

@@ -411,6 +411,11 @@ class Reader(Transacting):
         return find_umbrella(session, name)
 
     @reads
+    def count_grouped(self, session: Session, name: str) -> int:
+        """Return how many findings are in the group of that name."""
+        return session.scalar(select(func.count()).where(FindingRow.umbrella == name)) or 0
+
+    @reads
     def stats(self, session: Session) -> maintenance.Stats:
         """Return the counts of the corpus."""
         return maintenance.stats(session)

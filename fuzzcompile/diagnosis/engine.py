@@ -172,6 +172,8 @@ class JudgedTrial:
     def report(self, attribution: Attribution | None = None) -> TriageReport:
         """The report as it stands; without an attribution, one that names no culprit."""
         experiments, trial, steps, decision = self.experiments, self.trial, self.steps, self.decision
+        # A further run of eager mode, which a report that is only kept in case the worker is lost does without.
+        asked = attribution is not None and decision.verdict is Verdict.METADATA
         attribution = attribution or self._make_unproved()
         unseen = (*dict.fromkeys((*trial.ledger.unseen, *get_gathered())),)
         seconds, counts = time.perf_counter() - self.spent.started, experiments.counts
@@ -204,7 +206,7 @@ class JudgedTrial:
             cost=Cost(counts.compiles, GraphReplayer.replays - self.spent.replays_before, seconds, counts.screens),
             survives_float64=self.survives,
             promise=promises.find_broken_promise(experiments, trial, decision.verdict),
-            layout_doubt=doubt_layout(experiments, trial) if decision.verdict is Verdict.METADATA else None,
+            layout_doubt=doubt_layout(experiments, trial) if asked else None,
             opt_in=_list_opt_in(experiments.case.settings),
             randomness=describe_randomness(experiments, trial, own_stream=self.own_stream),
             gives=gives,

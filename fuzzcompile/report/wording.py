@@ -535,8 +535,7 @@ def _observed(facts: IssueFacts) -> str:
         what = shared.eager.removeprefix(f"{entry.get('name')} ")
         return f"{name} {what} in eager, and {is_or}{shared.compiled} when compiled; the values are the same."
     if entry.get("finding") == "integer" and (at := entry.get("at") or {}).keys() >= {"eager", "compiled"}:
-        where = f" at {entry['where']}" if entry.get("where") else ""
-        return f"{name}{where} is {at['eager']} in eager and {at['compiled']} compiled."
+        return f"{name}{_tell_place(entry)} is {at['eager']} in eager and {at['compiled']} compiled."
     if entry.get("finding") == "stride" and values:
         return f"Its strides are {values.eager} in eager and {values.compiled} compiled."
     return f"{name}: {detail}."
@@ -544,7 +543,6 @@ def _observed(facts: IssueFacts) -> str:
 
 def _measured(facts: IssueFacts, entry: OutputJson) -> str:
     at = entry.get("at") or {}
-    where = f" at {entry['where']}" if entry.get("where") else ""
     eager, compiled = _number(at.get("eager")), _number(at.get("compiled")) or str(at.get("non_finite") or "")
     name = _name(facts, entry)
     errors = [_number(entry.get(key)) for key in ("max_abs_error_compiled", "max_abs_error_eager")]
@@ -553,8 +551,12 @@ def _measured(facts: IssueFacts, entry: OutputJson) -> str:
     if not eager or not compiled:
         return f"{name} is {against or 'NaN or infinite in other elements than in eager'}"
     other = "by a second reference" if facts.path == EAGER else "compiled"
-    pair = f"{name}{where} is {eager} in eager and {compiled} {other}"
+    pair = f"{name}{_tell_place(entry)} is {eager} in eager and {compiled} {other}"
     return f"{pair} (at worst {against})" if against else pair
+
+
+def _tell_place(entry: OutputJson) -> str:
+    return f" at {entry['where']}" if entry.get("where") else ""
 
 
 def _name(facts: IssueFacts, entry: OutputJson) -> str:

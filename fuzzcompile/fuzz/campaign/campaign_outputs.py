@@ -72,8 +72,7 @@ def collect_issue_facts(store: Store, finding: str | int) -> IssueFacts:
         store.umbrella(stored.umbrella),
         CommandSubject(stored.public_id, {"corpus": store.location}),
     )
-    grouped = sum(other.umbrella == stored.umbrella for other in store.summaries()) if stored.umbrella else 1
-    return replace(facts, grouped=grouped)
+    return replace(facts, grouped=store.count_grouped(stored.umbrella)) if stored.umbrella else facts
 
 
 def draft_group(store: Store, name: str) -> str | None:

@@ -1,6 +1,7 @@
 """Run a script by itself: in a clean process and folder, with a time limit.
 
-``python -m fuzzcompile.programs.scripts.clean_process PLANT... SCRIPT`` runs one in this process, behind plants.
+``python -m fuzzcompile.programs.scripts.clean_process PLANT... SCRIPT`` runs one in this process, behind plants;
+``--bisect SCRIPT`` lets torch's own bisector run it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import contextlib
 import functools
 import getpass
 import re
+import runpy
 import socket
 import sys
 import tempfile
@@ -116,40 +118,37 @@ def collect_environment() -> str:
     return "\n".join(line.rstrip() for line in text.splitlines()).strip() + "\n"
 
 
-# Torch's own bisection over backends, passes and lowerings; the script's exit status says whether a compile is right.
-_BISECT = """
-import runpy, sys, torch
-from torch._inductor.compiler_bisector import CompilerBisector
-
-def works():
-    torch._dynamo.reset()
-    try:
-        runpy.run_path(sys.argv[1], run_name="__main__")
-    except SystemExit as end:
-        return not end.code
-    except Exception:
-        return False
-    return True
-
-print(f"\\nANSWER {CompilerBisector.do_bisect(works)}")
-"""
-
-
 def bisect_compiler(source: str, timeout: float) -> str | None:
     """The answer of ``torch._inductor.compiler_bisector`` on a reproducer; None where it gives none in time.
 
     It compiles the script some ten to fifty times, without torch's caches.
     """
-    caches = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
-    ran = run_alone(source, command=("-W", "ignore", "-c", _BISECT), environment=caches, timeout=timeout)
+    without_caches = {**OWN_PACKAGE, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+    command = ("-W", "ignore", "-m", __name__, "--bisect")
+    ran = run_alone(source, command=command, environment=without_caches, timeout=timeout)
     answer = re.search(r"^ANSWER (BisectionResult\(.*\))$", ran.output, re.MULTILINE)
     return None if answer is None or ran.status else answer[1]
 
 
+def run_bisected(script: str) -> None:
+    """Let torch's bisector run a script, whose exit status says whether a compile is right, and print its answer."""
+    from fuzzcompile.compiler.torch_api import bisect, reset_compiler
+
+    def works() -> bool:
+        reset_compiler()
+        try:
+            _run_script(script)
+        except SystemExit as end:
+            return not end.code
+        except Exception:  # of the script's own, as a status that is not 0
+            return False
+        return True
+
+    print(f"\nANSWER {bisect(works)}")  # noqa: T201 - for `bisect_compiler`
+
+
 def run_planted(*paths: str) -> None:
     """Execute plants as a worker does, once the compiler has registered its patterns; run the last as a script."""
-    import runpy
-
     import torch
 
     from fuzzcompile.compiler.rule_catalogue import initialise_patterns
@@ -158,9 +157,16 @@ def run_planted(*paths: str) -> None:
     *plants, script = paths
     initialise_patterns(torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
     run_plants([Path(plant) for plant in plants])
+    _run_script(script)
+
+
+def _run_script(script: str) -> None:
     sys.argv = [script]
     runpy.run_path(script, run_name="__main__")
 
 
 if __name__ == "__main__":
-    run_planted(*sys.argv[1:])
+    if sys.argv[1:2] == ["--bisect"]:
+        run_bisected(*sys.argv[2:])
+    else:
+        run_planted(*sys.argv[1:])
