@@ -34,11 +34,11 @@ from fuzzcompile.corpus.store import Store
 from fuzzcompile.diagnosis.worker.judge import judge_file
 from fuzzcompile.diagnosis.worker.local_pool import open_pool
 from fuzzcompile.diagnosis.worker.worker_loss import make_start_error
+from fuzzcompile.model.compiler_toggles import FOR_GPU, TOGGLES
 from fuzzcompile.model.conditions import Conditions, Limits
 from fuzzcompile.model.errors import FuzzcompileError
 from fuzzcompile.model.facts import Facts, UnreachableReason, facts
 from fuzzcompile.model.focus_plan import Span
-from fuzzcompile.model.inductor_toggles import FOR_GPU, TOGGLES
 from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.model.stages import DECOMPOSITION, LOWERING, SCHEDULER, find_file_stage
 from fuzzcompile.model.targets import find_target

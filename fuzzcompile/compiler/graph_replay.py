@@ -202,7 +202,9 @@ def is_strided(value: object) -> TypeGuard[torch.Tensor]:
     """Return whether a value is a tensor whose elements lie in its memory as its strides say."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_quantized:
         return False
-    return not (value.is_nested or value.is_conj() or value.is_neg() or is_streamed(value) or is_wrapper(value))
+    if value.is_nested or value.is_conj() or value.is_neg() or value._is_zerotensor():  # zeros without memory
+        return False
+    return not (is_streamed(value) or is_wrapper(value))
 
 
 NodeValues = dict[str, object]

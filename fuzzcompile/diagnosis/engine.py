@@ -51,10 +51,10 @@ from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.diagnosis.trials.stored_graphs import NOTHING_RESTORED
 from fuzzcompile.diagnosis.wrong_side import SideVerdict, attribute_eager_fault, find_wrong_side
+from fuzzcompile.model.compiler_toggles import NEUTRAL
 from fuzzcompile.model.contract import CACHED, EAGER, EXPORTED, ErrorMapJson
 from fuzzcompile.model.errors import MachineUnfit
 from fuzzcompile.model.facts import facts
-from fuzzcompile.model.inductor_toggles import NEUTRAL
 from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.model.stages import JOINT_GRAPH
 from fuzzcompile.model.verdicts import NO_REFERENCE, Comparison, CoverageCount, Verdict
@@ -579,7 +579,8 @@ def _look_again(answer: JudgedTrial) -> JudgedTrial:
 
 
 def _list_opt_in(settings: CompileSettings) -> tuple[str, ...]:
-    """The settings of Inductor that a case sets to another value than is in force without it; passes of its own not."""
-    own = {key: value for key, value in settings.own_config.items() if key not in NEUTRAL}
-    plain = {key: value for key, value in own.items() if isinstance(value, (bool, int, float, str, Mapping))}
-    return tuple(key for key, value in plain.items() if value != get_setting(key))
+    """The settings that a case changes of Inductor and AOTAutograd; passes of its own do not count."""
+    configs = {"inductor": settings.own_config, "functorch": settings.functorch}
+    own = [(config, *entry) for config, entries in configs.items() for entry in entries.items()]
+    plain = [each for each in own if each[1] not in NEUTRAL and isinstance(each[2], (bool, int, float, str, Mapping))]
+    return tuple(key for config, key, value in plain if value != get_setting(key, config))

@@ -13,8 +13,8 @@ import torch
 
 from fuzzcompile.compiler.torch_config import find_unknown_options
 from fuzzcompile.fuzz.generation.profile import DTYPES
+from fuzzcompile.model.compiler_toggles import TOGGLES
 from fuzzcompile.model.errors import CaseError
-from fuzzcompile.model.inductor_toggles import TOGGLES
 from fuzzcompile.programs.casefiles.case_file import read_case_file
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.run import runs
@@ -100,7 +100,9 @@ def survey_case(path: str) -> Survey:
         grad=case.grad,
         backward=case.backward,
         has_mode=case.settings.mode is not None,
-        toggles=tuple(toggle.name for toggle in TOGGLES if not find_unknown_options(dict(toggle.options))),
+        toggles=tuple(
+            each.name for each in TOGGLES if not find_unknown_options(dict(each.options), each.config or "inductor")
+        ),
     )
 
 

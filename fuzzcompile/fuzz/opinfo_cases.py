@@ -19,7 +19,16 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuzzcompile.compiler.operators.decompositions import leaves_unwritten
-from fuzzcompile.fuzz.opinfo_cells import DTYPES, LONGER, SAMPLES, CellSource, OpInfoCell, OpInfoOperator, SizeClass
+from fuzzcompile.fuzz.opinfo_cells import (
+    DTYPES,
+    LONGER,
+    SAMPLES,
+    SHARED_SAMPLES,
+    CellSource,
+    OpInfoCell,
+    OpInfoOperator,
+    SizeClass,
+)
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.model.templates import get_template
 from fuzzcompile.programs.ir.case_source import format_literal
@@ -84,7 +93,14 @@ def _make_operator(entry: Any) -> OpInfoOperator:
     differentiable = tuple(name for name in dtypes if getattr(torch, name) in backward)
     samples = sum(1 for _ in itertools.islice(_iter_table(entry, dtypes[0]), 10_000))
     variant, in_place = entry.variant_test_name, entry.inplace_variant is not None
-    return OpInfoOperator(entry.name, variant, dtypes, differentiable, in_place, samples, len(list_errors(entry)))
+    errors, elementwise = len(list_errors(entry)), _is_elementwise(entry)
+    return OpInfoOperator(entry.name, variant, dtypes, differentiable, in_place, samples, errors, elementwise)
+
+
+def _is_elementwise(entry: Any) -> bool:
+    from torch.testing._internal.opinfo.core import BinaryUfuncInfo, UnaryUfuncInfo
+
+    return isinstance(entry, BinaryUfuncInfo | UnaryUfuncInfo)
 
 
 def _iter_table(entry: Any, dtype: str, *, gradients: bool = False) -> Iterator[Any]:
@@ -349,20 +365,27 @@ def write_cells(cells: Sequence[OpInfoCell]) -> list[CellSource]:
 def _write_cell(cell: OpInfoCell) -> CellSource:
     left_out = Counter[str]()
     with warnings.catch_warnings(action="ignore"):
-        calls = list(iter_calls(cell, left_out))
+        calls = list[SampleCall]()
+        for part in cell.parts:
+            start = sum(len(call.tensors) for call in calls)
+            calls += iter_calls(part, left_out, start, SHARED_SAMPLES if cell.others else SAMPLES)
     gradients = "with gradients" if cell.backward else ""
     cotangent = f"cotangent {cell.cotangent}" if cell.backward and cell.eager else ""
     given = [word for word in (cell.size, f"{cell.values} values") if not word.startswith("given")]
     words = (cell.form.replace("_", " "), cell.dtype, cell.layout, gradients, cotangent, *given)
     what = ", ".join(word for word in words if word)
-    title = f"Samples of `{cell.label}` from torch's tables of operators: {what}."
+    named = ", ".join(f"`{part.label}`" for part in cell.parts)
+    title = f"Samples of {named} from torch's tables of operators: {what}."
     return CellSource(_render_case(title, cell, calls) if calls else None, len(calls), dict(left_out))
 
 
-def iter_calls(cell: OpInfoCell, left_out: Counter[str]) -> Iterator[SampleCall]:
-    """The samples of a cell that can be spelled and do in eager mode what the table does; the others are counted."""
-    entry, number = find_entry(cell.name, cell.variant), 0
-    for sample in _iter_samples(entry, cell):
+def iter_calls(cell: OpInfoCell, left_out: Counter[str], start: int = 0, most: int = SAMPLES) -> Iterator[SampleCall]:
+    """The samples of a cell that can be spelled and do in eager mode what the table does; the others are counted.
+
+    ``start`` is the number of the first tensor's variable; of one cell ``most`` samples are looked at.
+    """
+    entry, number = find_entry(cell.name, cell.variant), start
+    for sample in itertools.islice(_iter_samples(entry, cell), most):
         try:
             call = _spell_sample(entry, cell, sample, number)
         except UnusableSample as error:

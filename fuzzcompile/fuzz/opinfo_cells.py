@@ -6,7 +6,7 @@ import functools
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 CallForm = Literal["function", "in_place", "error"]
@@ -21,6 +21,8 @@ DTYPES = (
 LAYOUTS = ("contiguous", "transposed", "expanded", "offset", "gaps", "channels_last")
 # Samples of one case. They are outputs of one program, so that a compile's fixed cost is paid once for all of them.
 SAMPLES = 6
+# Of elementwise operators that share a case, samples of each: such a case is one kernel.
+SHARED_SAMPLES = 2
 # Past the length of a vector register, and no multiple of it.
 LONGER = 13
 
@@ -36,6 +38,7 @@ class OpInfoOperator:
     in_place: bool  # it has a form that writes to its first operand
     samples: int  # how many sample inputs it has in the first of its dtypes
     errors: int  # how many calls the table says that eager refuses
+    elementwise: bool = False  # each element of its result depends on one of each operand
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,8 @@ class OpInfoCell:
     """One case of a sweep.
 
     ``chunk`` counts groups of `SAMPLES` sample inputs, or single error inputs where ``form`` is ``error``; the dtype of
-    these is that of the table, and ``dtype`` is empty.
+    these is that of the table, and ``dtype`` is empty. ``others`` are further operators, by name and variant, whose
+    first samples share the case.
     """
 
     name: str
@@ -57,18 +61,29 @@ class OpInfoCell:
     cotangent: str = "contiguous"  # the layout of what the backward pass starts from
     size: SizeClass = "given"
     values: ValueClass = "given"
+    others: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def parts(self) -> Sequence[OpInfoCell]:
+        """The cell of each operator that shares the case; itself where it is alone."""
+        if not self.others:
+            return (self,)
+        named = ((self.name, self.variant), *self.others)
+        return [replace(self, name=name, variant=variant, chunk=0, others=()) for name, variant in named]
 
     @property
     def label(self) -> str:
-        """Name and variant of the operator."""
-        return f"{self.name}.{self.variant}" if self.variant else self.name
+        """Name and variant of the operator, or of all that share the case."""
+        named = ((self.name, self.variant), *self.others)
+        return " ".join(f"{name}.{variant}" if variant else name for name, variant in named)
 
     @property
     def features(self) -> tuple[str, ...]:
         """Features under which the corpus stores it: operator, form, dtype, layout, gradient."""
         more = (f"cotangent_{self.cotangent}" if self.backward and self.eager else "", self.size if self.eager else "")
         values = self.values if self.values != "given" else ""
-        parts = (self.label, self.form, self.dtype, self.layout, "backward" if self.backward else "", values, *more)
+        form = (self.form, self.dtype, self.layout, "backward" if self.backward else "", values)
+        parts = (*self.label.split(), *form, "shared" if self.others else "", *more)
         return tuple(part for part in parts if part)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from fuzzcompile.fuzz.case_survey import Survey, SurveyedInput
-from fuzzcompile.model.inductor_toggles import collect_config, collect_options, find_toggle
+from fuzzcompile.model.compiler_toggles import collect_configs, collect_options, find_toggle
 from fuzzcompile.model.templates import get_template
 from fuzzcompile.programs.edits.tensor_values import LAYOUTS, VALUES, fill_expression, find_functions
 
@@ -146,9 +146,9 @@ class _Draft:
         settings = [f"{name} = {value}" for name, value in self.settings.items()]
         if compile_options := collect_options(tuple(self.toggles)):
             settings.append(f"OPTIONS = {{**globals().get('OPTIONS', {{}}), **{compile_options!r}}}")
-        if inductor := collect_config(tuple(self.toggles)):
+        for config, entries in collect_configs(tuple(self.toggles)).items():
             own = "globals().get('CONFIG', {})"
-            settings.append(f"CONFIG = {{**{own}, 'inductor': {{**{own}.get('inductor', {{}}), **{inductor!r}}}}}")
+            settings.append(f"CONFIG = {{**{own}, {config!r}: {{**{own}.get({config!r}, {{}}), **{entries!r}}}}}")
         text = get_template("variations/varied.py.j2").render(
             source=self.source.rstrip(),
             names=names,
@@ -177,7 +177,7 @@ class _Draft:
 
     @property
     def needs_inference(self) -> bool:
-        return any(find_toggle(name).inference for name in self.toggles)
+        return any(find_toggle(name).only == "inference" for name in self.toggles)
 
 
 def draw_variation(survey: Survey, rng: random.Random) -> Variation:
@@ -309,8 +309,8 @@ def _vary_autocast(draft: _Draft) -> str | None:
 def _vary_setting(draft: _Draft) -> str | None:
     known = [] if draft.survey.has_mode else list(draft.survey.toggles)
     gradients = draft.survey.backward or draft.settings.get("BACKWARD") == "True" or draft.survey.grad == "enabled"
-    if gradients or draft.settings.get("GRAD") == repr("enabled"):
-        known = [name for name in known if not find_toggle(name).inference]
+    barred = "inference" if gradients or draft.settings.get("GRAD") == repr("enabled") else "gradients"
+    known = [name for name in known if find_toggle(name).only != barred]
     if not known:
         return None
     # As often as the generator draws them.

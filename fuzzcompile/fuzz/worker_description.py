@@ -10,8 +10,8 @@ from fuzzcompile.compiler.custom_code import list_loaded
 from fuzzcompile.compiler.torch_config import find_unknown_options
 from fuzzcompile.fuzz.distributed_programs.grammar import load_settings
 from fuzzcompile.fuzz.operator_programs.numerics import load_operator_table
+from fuzzcompile.model.compiler_toggles import FOR_GPU, TOGGLES
 from fuzzcompile.model.errors import EnvironmentUnfit
-from fuzzcompile.model.inductor_toggles import FOR_GPU, TOGGLES
 from fuzzcompile.model.judge_task import WorkerDescription
 from fuzzcompile.run.device import Numerics, describe_environment
 from fuzzcompile.run.pool.worker import get_current_device
@@ -31,9 +31,9 @@ def describe_worker(target: str | None) -> WorkerDescription:
 def list_lacking(target: str | None) -> tuple[str, ...]:
     """Names of the generator's settings and operators that the installed torch does not have."""
     toggles = TOGGLES if target is None else (*TOGGLES, *FOR_GPU)
-    settings = [(toggle.name, dict(toggle.options)) for toggle in toggles]
-    settings += [(row.name, dict(row.options)) for row in load_settings()]
-    unknown = [name for name, options in settings if find_unknown_options(options)]
+    settings = [(toggle.name, dict(toggle.options), toggle.config or "inductor") for toggle in toggles]
+    settings += [(row.name, dict(row.options), "inductor") for row in load_settings()]
+    unknown = [name for name, options, config in settings if find_unknown_options(options, config)]
     return (*unknown, *(name for name in load_operator_table().names if not _torch_has(name)))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fuzzcompile.corpus.replay.replay_history import ReplayStatus, public
+from fuzzcompile.model.compiler_toggles import NEUTRAL
 from fuzzcompile.model.contract import EAGER, CauseJson, OutputJson
 from fuzzcompile.model.culprit_contract import read_details, spell_operator
 from fuzzcompile.model.evidence import (
@@ -20,7 +21,6 @@ from fuzzcompile.model.evidence import (
     ValuePair,
 )
 from fuzzcompile.model.hints import format_script
-from fuzzcompile.model.inductor_toggles import NEUTRAL
 from fuzzcompile.model.privacy import fold_lines
 from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.verdicts import ERRORS, VALUES, Verdict

@@ -90,6 +90,11 @@ class DrawnCase:
         return hash_source(self.source)
 
     @property
+    def needs_code(self) -> bool:
+        """Whether it asks what generated code does with values, or is one kernel: a screen would show little of it."""
+        return not {"extreme", "shared"}.isdisjoint(self.features)
+
+    @property
     def kind(self) -> str:
         """Its kind; only cases of one kind compete for a place in the stream."""
         return classify_features(self.features)
@@ -253,6 +258,8 @@ _LISTING_SECONDS = 180.0
 _LOST = CellSource(left_out={"groups of samples over which a worker is lost in eager mode": 1})
 # Percentage of the cases of any operator that have extreme values.
 _EXTREME = 40
+# Elementwise operators that share a case with another.
+_OTHERS = 5
 Write = Callable[[Sequence[OpInfoCell]], Future[list[CellSource]]]
 
 
@@ -320,10 +327,26 @@ class OperatorSweep(CaseSource):
         """
         if not self.operators:
             return None
-        cells = list((iter_eager_cells if self.eager else iter_cells)(rng.choice(self.operators)))
+        operator = rng.choice(self.operators)
+        cells = list((iter_eager_cells if self.eager else iter_cells)(operator))
         wanted = "extreme" if rng.randrange(100) < _EXTREME else "given"
         cell = rng.choice([cell for cell in cells if cell.values == wanted] or cells)
+        if operator.elementwise and cell.form == "function" and not self.eager:
+            cell = replace(cell, others=self._draw_others(operator, cell, rng))
         return self._make_case(cell, _await_cell(self.write([cell]), 0) or _LOST)
+
+    def _draw_others(
+        self, operator: OpInfoOperator, cell: OpInfoCell, rng: random.Random
+    ) -> tuple[tuple[str, str], ...]:
+        """Further elementwise operators that take the cell's dtype, which become one kernel with it."""
+        fitting = [
+            (each.name, each.variant)
+            for each in self.operators
+            if each.elementwise
+            and each is not operator
+            and cell.dtype in (each.differentiable if cell.backward else each.dtypes)
+        ]
+        return tuple(rng.sample(fitting, min(_OTHERS, len(fitting))))
 
     def _make_case(self, cell: OpInfoCell, written: CellSource) -> DrawnCase | None:
         self._left_out.update(written.left_out)

@@ -13,8 +13,8 @@ from fuzzcompile.corpus.transactions import PLACES
 from fuzzcompile.fuzz.campaign.case_sources import CaseSource, DrawnCase, GeneratorSource, Item
 from fuzzcompile.fuzz.campaign.steering import PlaceOutcome, StreamSteering, Yield, mutate
 from fuzzcompile.fuzz.focus.focus_request import FOCUS
+from fuzzcompile.model.compiler_toggles import Settings, merge_settings
 from fuzzcompile.model.focus_plan import FocusAim, FocusPlan
-from fuzzcompile.model.inductor_toggles import Settings, merge_settings
 from fuzzcompile.programs.edits.pattern_program import PatternProgram, draw_near_miss, render_pattern_program
 
 

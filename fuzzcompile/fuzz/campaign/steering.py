@@ -227,7 +227,10 @@ class Steering(StreamSteering):
         full = rng.random()  # drawn in every mix, so that the draws after it are the same
         mutated = rng.random() < self.strategy.mutated
         drawn = (self._mutate_parent(rng) if mutated else None) or self._choose(index, rng)
-        return None if drawn is None else (drawn, full >= self.full_share(drawn.kind))
+        if drawn is None:
+            return None
+        screened = not (self.mix == "mixed" and drawn.needs_code) and full >= self.full_share(drawn.kind)
+        return drawn, screened
 
     def add_reached(self, items: Set[Item]) -> None:
         """Count these items as seen."""

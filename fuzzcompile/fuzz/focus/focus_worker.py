@@ -18,10 +18,10 @@ from fuzzcompile.compiler.watch.rule_labels import get_base_name, get_family
 from fuzzcompile.fuzz.focus.code_graph import CodeGraph, DefinitionPlace
 from fuzzcompile.fuzz.rules.rule_code import list_code_places, list_pattern_operators
 from fuzzcompile.fuzz.rules.rule_programs import make_rule_programs
+from fuzzcompile.model.compiler_toggles import merge_settings, solve_switches, switch_entry_on
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.focus_plan import FocusAim, FocusPlan, FocusQuestion, Span
-from fuzzcompile.model.inductor_toggles import merge_settings, solve_switches, switch_entry_on
 from fuzzcompile.model.stages import DECOMPOSITION, LOWERING, STAGES
 from fuzzcompile.programs.edits.pattern_program import PatternProgram
 from fuzzcompile.run.code_files import get_module_file

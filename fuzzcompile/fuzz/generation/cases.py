@@ -40,9 +40,9 @@ from fuzzcompile.fuzz.near_misses.near_miss_registry import apply_near_misses
 from fuzzcompile.fuzz.operator_programs.elements import DRAWING
 from fuzzcompile.fuzz.operator_programs.production import add_program, add_programs_beside
 from fuzzcompile.fuzz.stateful_programs.grammar import draw_state
+from fuzzcompile.model.compiler_toggles import EAGER_NUMBERS, FOR_GPU, OWN_RANDOM_STREAM
 from fuzzcompile.model.contract import AOTI, CACHED, COMPILE, EXPORT, EXPORTED
 from fuzzcompile.model.errors import UsageError
-from fuzzcompile.model.inductor_toggles import EAGER_NUMBERS, FOR_GPU, OWN_RANDOM_STREAM
 from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.programs.edits.tensor_values import InputLayout
 

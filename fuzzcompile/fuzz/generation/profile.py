@@ -19,8 +19,8 @@ from fuzzcompile.fuzz.idioms.registry import idioms
 from fuzzcompile.fuzz.operator_programs.numerics import load_operator_table
 from fuzzcompile.fuzz.operator_programs.production import PRODUCTIONS
 from fuzzcompile.fuzz.stateful_programs.grammar import list_state_names
+from fuzzcompile.model.compiler_toggles import FOR_GPU, TOGGLES, CompilerToggle
 from fuzzcompile.model.errors import FuzzcompileError
-from fuzzcompile.model.inductor_toggles import FOR_GPU, TOGGLES, InductorToggle
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Repertoire:
     dtypes: Mapping[str, int]  # how often each dtype is drawn
     plain_dtypes: Mapping[str, int]  # the same for a plain attention
     modes: tuple[tuple[str, int], ...]  # modes of ``torch.compile`` and their weights; none has the weight 240
-    toggles: tuple[InductorToggle, ...]  # settings
+    toggles: tuple[CompilerToggle, ...]  # settings
     toggled: tuple[tuple[int, int], ...]  # how often a case has that many settings
     plain_toggled: int = 0  # the percentage of plain attentions that have one
     most_features: int | None = None  # the widest token; None for any

@@ -35,8 +35,8 @@ from fuzzcompile.fuzz.generation.spec import (
 from fuzzcompile.fuzz.idioms.registry import find_attention_traits, idiom
 from fuzzcompile.fuzz.near_misses.near_miss_registry import find_detour
 from fuzzcompile.fuzz.stateful_programs.source import list_imports, render_reset, render_run, render_state, uses_name
+from fuzzcompile.model.compiler_toggles import collect_configs, collect_options
 from fuzzcompile.model.contract import COMPILE
-from fuzzcompile.model.inductor_toggles import collect_config, collect_options
 from fuzzcompile.model.templates import expand_macro, get_template
 from fuzzcompile.programs.edits.tensor_values import find_functions, format_tuple
 
@@ -64,7 +64,7 @@ def _list_settings(spec: CaseSpec) -> list[tuple[str, str]]:
     if spec.distributed is not None:
         of_inductor, of_dynamo = collect_settings(spec.distributed)
         options, dynamo = {**options, **of_inductor}, {**dynamo, **of_dynamo}
-    configs = {"inductor": collect_config(how.toggles), "dynamo": dynamo}
+    configs = {**collect_configs(how.toggles), "dynamo": dynamo}
     settings: dict[str, object] = {
         "GRAD": how.grad,
         "BACKWARD": spec.backward or None,

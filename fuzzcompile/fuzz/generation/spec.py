@@ -303,7 +303,7 @@ class FurtherCall:
 class Compile:
     """Settings of compiling and calling the case, beyond ``torch.compile(model)`` under ``no_grad``.
 
-    ``calls`` follow the first one. ``toggles`` name settings of `fuzzcompile.model.inductor_toggles`. ``mark`` is what
+    ``calls`` follow the first one. ``toggles`` name settings of `fuzzcompile.model.compiler_toggles`. ``mark`` is what
     the program says of its first input's batch before each call. With ``captured`` numbers and sizes that depend on
     values stay in the graph. ``path`` is what runs in the place of the program (`fuzzcompile.model.contract`).
     """

@@ -33,7 +33,7 @@ import msgspec
 from jinja2 import Template
 
 from fuzzcompile.fuzz.generation.spec import Attention, CaseSpec, Choice, Choices, Dims, Layout, Part, Pen
-from fuzzcompile.model.inductor_toggles import Stirred
+from fuzzcompile.model.compiler_toggles import Stirred
 from fuzzcompile.model.templates import get_template
 
 Role = Literal[

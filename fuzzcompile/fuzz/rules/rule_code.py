@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.rule_catalogue import KnownRule, get_target_name
 from fuzzcompile.compiler.torch_config import get_setting, load_config
+from fuzzcompile.model.compiler_toggles import Settings, solve_switches
 from fuzzcompile.model.facts import facts
-from fuzzcompile.model.inductor_toggles import Settings, solve_switches
 from fuzzcompile.model.stages import FREEZING
 from fuzzcompile.run.code_files import shorten_file
 from fuzzcompile.run.reachable_state import list_global_names

@@ -22,7 +22,7 @@ from fuzzcompile.model import stages
 ROOT = Path(fuzzcompile.__file__).parent
 # String literals that are equal to the name of a stage and mean something else.
 OTHER_MEANINGS = {
-    "model/inductor_toggles.py": {"freezing"},  # an entry of torch._inductor.config
+    "model/compiler_toggles.py": {"freezing"},  # an entry of torch._inductor.config
     "compiler/kernels/kernel_patches.py": {"codegen"},  # a method of torch's scheduler nodes
     "compiler/operators/operator_crossref.py": {"decomposition"},  # a way to compute an operator, beside "fake"
     "compiler/operators/second_reference.py": {"decomposition"},  # what speaks against a kernel, beside "formula"

@@ -10,8 +10,8 @@ from fuzzcompile.fuzz.campaign.case_sources import DrawnCase
 from fuzzcompile.fuzz.campaign.focus_steering import BLOCK, FocusSource, FocusSteering, add_settings
 from fuzzcompile.fuzz.campaign.steering import PlaceOutcome
 from fuzzcompile.fuzz.focus.focus_request import FOCUS, FocusTally
+from fuzzcompile.model.compiler_toggles import solve_switches
 from fuzzcompile.model.focus_plan import FocusAim, FocusObservation, FocusPlan, Span
-from fuzzcompile.model.inductor_toggles import solve_switches
 from fuzzcompile.programs.edits.pattern_program import Operand, PatternProgram
 
 SETTINGS = {"pre_grad_fusion_options": {"normalization_pass": {}, "merge_splits_pass": {}}}

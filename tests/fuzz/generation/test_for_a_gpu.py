@@ -9,7 +9,7 @@ import pytest
 from fuzzcompile.fuzz.campaign.case_sources import fit_installed_torch
 from fuzzcompile.fuzz.generation.cases import draw_case_at, from_choices
 from fuzzcompile.fuzz.generation.profile import GPU_REPERTOIRE, Profile, StaleRecipe, compute_generator_version
-from fuzzcompile.model.inductor_toggles import FOR_GPU, find_toggle
+from fuzzcompile.model.compiler_toggles import FOR_GPU, find_toggle
 
 FOR_A_GPU = Profile(gpu=True)
 

@@ -6,13 +6,15 @@ import importlib
 import json
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch._functorch.config
 
 from fuzzcompile.fuzz.generation.cases import draw_case_at, from_choices
 from fuzzcompile.fuzz.generation.profile import Profile, StaleRecipe, compute_generator_version
 from fuzzcompile.fuzz.idioms.registry import idioms
-from fuzzcompile.model.inductor_toggles import TOGGLES
+from fuzzcompile.model.compiler_toggles import TOGGLES
 
 COUNT = 300
 STEERED = ("attention_where", "mixture_of_experts", "key_permuted", "freezing", "values_tied")
@@ -44,6 +46,20 @@ def test_settings_that_the_torch_lacks_are_not_drawn() -> None:
     counted = drawn(Profile(without=("freezing", "linear_folding")))
     assert not counted["freezing"]
     assert not counted["linear_folding"]
+
+
+def test_settings_of_the_backward_are_drawn_where_there_is_one_and_stand_in_the_config_that_has_them() -> None:
+    of_backward = [toggle for toggle in TOGGLES if toggle.only == "gradients"]
+    profile = Profile().steer({toggle.name: 1000 for toggle in of_backward})
+    cases = [draw_case_at(0, index, profile, "block") for index in range(120)]
+    having = [case for case in cases if {toggle.name for toggle in of_backward} & set(case.spec.compile.toggles)]
+    assert len(having) > 5
+    for case in having:
+        space: dict[str, Any] = {}
+        exec(case.source, space)
+        entries = space["CONFIG"]["functorch"]
+        assert space.get("BACKWARD") or space.get("GRAD") == "enabled"
+        assert all(getattr(torch._functorch.config, name) != value for name, value in entries.items())
 
 
 def test_seed_and_weights_fix_the_case_in_whatever_order_they_are_given() -> None:

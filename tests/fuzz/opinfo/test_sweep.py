@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,25 @@ def test_what_is_not_determined_is_left_out_and_counted(sweep: OperatorSweep, ca
     reasons = sweep.account["left_out"]
     assert isinstance(reasons, dict)
     assert reasons["functions of the test suite, and values that are not determined"] > 0
+
+
+def test_elementwise_operators_that_take_one_dtype_share_a_case_that_is_compiled_in_full():
+    names = ("asinh", "exp2", "fmod", "bitwise_not", "index_select")
+    with open_tables(names) as tables:
+        sweep = tables(0, BudgetClock(CampaignBudget.parse("60s")))
+        drawn = [case for number in range(30) if (case := sweep.draw(random.Random(number))) is not None]
+    shared = [case for case in drawn if "shared" in case.features]
+    assert shared and all(case.needs_code and "index_select" not in case.features for case in shared)
+    together = set[int]()
+    for case in shared:
+        program, inputs = made(case)
+        called = [name for name in names if f"torch.{name}(" in case.source]
+        assert set(called) <= set(case.features)  # one without a sample that can be spelled is named alone
+        assert len(program(*(value.detach() for value in inputs))) >= len(called)
+        together.add(len(called))
+    assert max(together) > 2
+    assert any("extreme" in case.features and "inf" in case.source for case in shared)
+    assert {case.needs_code for case in drawn if "index_select" in case.features} == {True, False}
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ import torch
 
 from fuzzcompile.analyses import coverage
 from fuzzcompile.compiler.rule_catalogue import KnownRule, list_known_rules
+from fuzzcompile.model.compiler_toggles import TOGGLES
 from fuzzcompile.model.facts import UnreachableReason, facts
-from fuzzcompile.model.inductor_toggles import TOGGLES
 
 pytestmark = pytest.mark.skipif(not facts().has_reasons, reason="reasons were not checked in this torch")
 

@@ -1,4 +1,4 @@
-"""Inductor settings that a case can be compiled under, and settings that switch on a condition of its source."""
+"""Compiler settings that a case can be compiled under, and settings that switch on a condition of Inductor's source."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ Stirred = Literal["rejoined_parts", "equal_operators", "shared_input_linears"]
 
 
 @dataclass(frozen=True)
-class InductorToggle:
-    """One setting: the entries of the config, and how often it is drawn among the others.
+class CompilerToggle:
+    """One setting: the entries of a config, and how often it is drawn among the others.
 
-    The fusion options of several toggles are merged. ``inference`` ones act on frozen weights, so they are drawn
-    without gradients only; dynamo reads them while it traces, so they have to be in force around everything; other
-    toggles are options of ``torch.compile``. A toggle that ``acts_on`` something is drawn more often with a layer that
-    has it.
+    The fusion options of several toggles are merged. Those without a ``config`` are options of ``torch.compile``; the
+    others have to be in force around everything, because they are read while the program is traced or differentiated.
+    Some act ``only`` where gradients are recorded, or where none are. A toggle that ``acts_on`` something is drawn more
+    often with a layer that has it.
     """
 
     name: str
     summary: str
     options: tuple[tuple[str, Option], ...]
     weight: int = 2
-    inference: bool = False
+    config: Literal["inductor", "functorch"] | None = None
+    only: Literal["inference", "gradients"] | None = None
     acts_on: Stirred | None = None
 
     @property
@@ -41,21 +42,22 @@ class InductorToggle:
         return all(entry.startswith("cpp.") for entry, _ in self.options if entry != "freezing")
 
 
-def _read_toggles(table: Mapping[str, dict[str, Any]], *, inference: bool = False) -> Iterator[InductorToggle]:
+def _read_toggles(table: Mapping[str, dict[str, Any]], **common: Any) -> Iterator[CompilerToggle]:
     for name, row in table.items():
-        yield InductorToggle(name, **{**row, "options": tuple(row["options"].items())}, inference=inference)
+        yield CompilerToggle(name, **{**common, **row, "options": tuple(row["options"].items())})
 
 
-def _list_toggles() -> Iterator[InductorToggle]:
+def _list_toggles() -> Iterator[CompilerToggle]:
     known = facts().fusions
     stages = (
         (known.pre_grad_options, known.pre_grad_normalisation, known.pre_grad, known.pre_grad_batches, True),
         (known.post_grad_options, known.post_grad_normalisation, known.post_grad, known.post_grad_batches, False),
     )
-    yield from _read_toggles(_TABLE["frozen"], inference=True)
+    yield from _read_toggles(_TABLE["frozen"], config="inductor", only="inference")
+    yield from _read_toggles(_TABLE["functorch"], config="functorch")
     for entry, first, passes, _, _ in stages:
         for name, summary in passes.items():
-            yield InductorToggle(name, summary, ((entry, {first: {}, name: {}}),), acts_on="rejoined_parts")
+            yield CompilerToggle(name, summary, ((entry, {first: {}, name: {}}),), acts_on="rejoined_parts")
     for entry, first, _, operators, is_behind_first in stages:
         stage = entry.removesuffix("_fusion_options").replace("_", "-")
         for operator in operators:
@@ -63,18 +65,18 @@ def _list_toggles() -> Iterator[InductorToggle]:
             sizes = {name: {"min_fuse_set_size": 2}}  # the compiler's default wants five
             options: Option = {first: {}, **sizes} if is_behind_first else sizes
             summary = f"The {stage} fusion {name}, for two operators or more."
-            yield InductorToggle(name, summary, ((entry, options),), acts_on="equal_operators")
+            yield CompilerToggle(name, summary, ((entry, options),), acts_on="equal_operators")
     yield from _read_toggles(_TABLE["general"])
 
 
-_TABLE = read_table(__package__, "inductor_toggles")
+_TABLE = read_table(__package__, "compiler_toggles")
 TOGGLES = tuple(_list_toggles())
 FOR_GPU = tuple(_read_toggles(_TABLE["gpu"]))
 """Drawn only where the compiler works for a GPU."""
 _BY_NAME = {toggle.name: toggle for toggle in (*TOGGLES, *FOR_GPU)}
 
 
-def find_toggle(name: str) -> InductorToggle:
+def find_toggle(name: str) -> CompilerToggle:
     """The toggle of that name."""
     return _BY_NAME[name]
 
@@ -84,12 +86,17 @@ OWN_RANDOM_STREAM, EAGER_NUMBERS = find_toggle("own_random_stream"), find_toggle
 
 def collect_options(names: tuple[str, ...]) -> dict[str, object]:
     """The options of ``torch.compile`` that these toggles make together."""
-    return merge_settings(dict(find_toggle(name).options) for name in names if not find_toggle(name).inference)
+    return merge_settings(dict(toggle.options) for toggle in map(find_toggle, names) if toggle.config is None)
 
 
-def collect_config(names: tuple[str, ...]) -> dict[str, object]:
-    """The entries of ``torch._inductor.config`` that these toggles need in force around everything."""
-    return merge_settings(dict(find_toggle(name).options) for name in names if find_toggle(name).inference)
+def collect_configs(names: tuple[str, ...]) -> dict[str, dict[str, object]]:
+    """The entries that these toggles need in force around everything, by the config that has them."""
+    toggles = [toggle for toggle in map(find_toggle, names) if toggle.config is not None]
+    configs = dict.fromkeys(str(toggle.config) for toggle in toggles)
+    return {
+        config: merge_settings(dict(toggle.options) for toggle in toggles if toggle.config == config)
+        for config in configs
+    }
 
 
 def merge_settings(parts: Iterable[Mapping[str, object]]) -> dict[str, object]:
