@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuzzcompile.analyses.watch.step_graphs import Graphs
 from fuzzcompile.analyses.watch.step_records import TRAJECTORY, JobState, WatchSettings, append, write_json
 from fuzzcompile.analyses.watch.step_values import StepValues
-from fuzzcompile.compiler.forked_groups import find_size, refuse_groups, rejoin_groups
+from fuzzcompile.compiler.collectives import find_size, refuse_groups, rejoin_groups
 from fuzzcompile.model.errors import format_message
 from fuzzcompile.programs.capture.state import renew_reducer
 from fuzzcompile.run.arithmetic_modes import Float64Mode, UlpNoise

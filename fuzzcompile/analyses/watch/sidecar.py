@@ -39,7 +39,7 @@ from fuzzcompile.analyses.watch.step_records import (
     wrong_by_value,
 )
 from fuzzcompile.analyses.watch.step_values import StepValues
-from fuzzcompile.compiler.forked_groups import find_size, rejoin_groups
+from fuzzcompile.compiler.collectives import find_size, rejoin_groups
 from fuzzcompile.compiler.torch_config import compile_in_process
 from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.oracle.judgement import Judgement, Observations, judge

@@ -35,7 +35,7 @@ from fuzzcompile.analyses.watch.step_records import (
     write_json,
 )
 from fuzzcompile.analyses.watch.step_values import StepRecording, named_state
-from fuzzcompile.compiler.forked_groups import find_size, share_text
+from fuzzcompile.compiler.collectives import find_size, share_text
 from fuzzcompile.compiler.torch_api import (
     BACKWARD,
     COMPILE,

@@ -1,16 +1,27 @@
-"""Programs that call collectives, functional ones and those of ``torch.distributed``, and wait for some late."""
+"""Programs of several processes, real or imitated: of any kind, and those that call collectives, some of them late."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from string import Template
 from typing import Literal
 
-from fuzzcompile.fuzz.distributed_programs.grammar import MESH_IMPORT, draw_mesh
-from fuzzcompile.fuzz.generation.spec import DistributedProgram, Pen
+from fuzzcompile.fuzz.distributed_programs.grammar import (
+    FILLING,
+    KINDS,
+    MESH_IMPORT,
+    MOST_PROCESSES,
+    draw_mesh,
+    draw_planned,
+    draw_settings,
+    draw_wide,
+    draw_wrapping,
+)
+from fuzzcompile.fuzz.distributed_programs.sharded_programs import draw_sharded
+from fuzzcompile.fuzz.generation.spec import COLLECTIVES, PLANNED, WRAPPED, DistributedProgram, Pen, Weights
 from fuzzcompile.model.tables import read_rows
 
 Gives = Literal["alike", "gathered", "scattered", "row"]
@@ -204,3 +215,40 @@ def draw_collectives(pen: Pen, nproc: int, dtype: str, *, differentiated: bool) 
     imports += ["import torch.distributed._functional_collectives as funcol"] if "funcol." in text else []
     names = (*dict.fromkeys(draft.names), *(["collectives_2d"] if mesh else []))
     return DistributedProgram(names, nproc, tuple(imports), tuple(made), mesh, inputs=tuple(inputs), nested="program")
+
+
+# Programs of each kind.
+
+# Of what collectives exchange.
+_EXCHANGED: Weights[str] = (("float32", 55), ("int64", 20), ("bfloat16", 12), ("float16", 5), ("float64", 8))
+
+
+def draw_kind(pen: Pen, nproc: int) -> tuple[str, bool]:
+    """A kind of program, and whether it wraps a module of the generator's."""
+    kind = pen.draw_named(KINDS)
+    wide = pen.chance(FILLING, "ddp_wide") and nproc <= MOST_PROCESSES  # no reducer of DDP imitates others
+    return kind, kind == WRAPPED and not wide
+
+
+def draw_program(
+    pen: Pen, kind: str, nproc: int, *, backward: bool, stacked: bool | None
+) -> tuple[DistributedProgram, str | None]:
+    """A program of a kind under its settings, and the dtype of its inputs where that is its own choice.
+
+    ``stacked`` says whether the module that it wraps has blocks, None that it wraps none of the generator's.
+    """
+    dtype = None
+    if kind == WRAPPED:
+        wide = stacked is None
+        program = draw_wide(pen, nproc) if wide else draw_wrapping(pen, nproc, stacked=bool(stacked), backward=backward)
+    elif kind == PLANNED:
+        program = draw_planned(pen, nproc, backward=backward)
+    elif kind == COLLECTIVES:
+        dtype = "float32" if backward else pen.draw_weighted(_EXCHANGED)
+        program = draw_collectives(pen, nproc, dtype, differentiated=backward)
+    else:
+        program = draw_sharded(pen, nproc, differentiated=backward)
+    # What another one than the first gets when a tensor is divided, the imitated first does not send.
+    ranks = (0, nproc - 1, nproc // 2) if kind in (WRAPPED, COLLECTIVES) else (0,)
+    rank = None if nproc <= MOST_PROCESSES else pen.one_of(ranks)
+    return draw_settings(pen, replace(program, names=(kind, *program.names), rank=rank)), dtype

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from fuzzcompile.fuzz.aliased_programs.grammar import draw_aliased
-from fuzzcompile.fuzz.distributed_programs.programs import draw_kind, draw_program
+from fuzzcompile.fuzz.distributed_programs.collective_programs import draw_kind, draw_program
 from fuzzcompile.fuzz.generation.inputs import fit_spec
 from fuzzcompile.fuzz.generation.profile import CPU_REPERTOIRE, GPU_REPERTOIRE, Profile, Repertoire
 from fuzzcompile.fuzz.generation.rendering import render
