@@ -218,6 +218,19 @@ class RungJson(TypedDict):
     says: str
 
 
+class FixJson(TypedDict, total=False):
+    """A guard that was tried on the rule or decomposition at fault, in memory; it need not be the right fix."""
+
+    guard: str  # the condition in words; absent where none was tried
+    patch: str  # Python to stand before the script; absent where ``why_not`` says why none is offered
+    why_not: str
+    known: int  # the programs written for the rule on which it is right; ``fires``, those to which it still applies
+    fires: int
+    wrong: int  # those on which it is wrong besides; ``stopped``, those to which it applies no more, or less often
+    stopped: int
+    torch: str  # the version that was patched
+
+
 class ShownJson(TypedDict, total=False):
     """Observations of a reproducer when it was made; each script ran alone in a clean process."""
 
@@ -231,6 +244,7 @@ class ShownJson(TypedDict, total=False):
     # the compiled program need not be
     eager_is_wrong: bool
     bisector: str  # the answer of ``torch._inductor.compiler_bisector``, where it was asked
+    fix: FixJson  # a fix that was tried, where that was asked for
     ladder: list[RungJson]  # eager, aot_eager, aot_eager_decomp_partition and inductor, in this order
     expression: str  # the operation at fault in the user's words, such as ``torch.add(x, a @ b, alpha=0.5)``
     error_log: str  # the whole text of an error, with that of the C++ or Triton compiler, without paths of this machine

@@ -7,7 +7,9 @@ import random
 
 import pytest
 import torch
-from torch._inductor import config
+from pattern_tables import restored
+from torch._inductor import config, decomposition
+from torch._inductor.fx_passes import post_grad
 from torch._inductor.pattern_matcher import (
     MULTIPLE,
     Arg,
@@ -17,21 +19,26 @@ from torch._inductor.pattern_matcher import (
     KeywordArg,
     ListOf,
     MultiOutputPattern,
+    register_graph_pattern,
 )
 
 from fuzzcompile.compiler.rule_catalogue import KnownRule, list_known_rules
+from fuzzcompile.compiler.torch_config import preserve_config
+from fuzzcompile.fuzz.rules.guard_trials import try_guards
 from fuzzcompile.fuzz.rules.rule_code import find_mentions, list_rule_settings
 from fuzzcompile.fuzz.rules.rule_programs import (
     PatternReader,
     compile_program,
     make_rule_programs,
     runs_in_eager,
+    screen_source,
     write_statements,
 )
 from fuzzcompile.fuzz.rules.skeleton import fill_skeleton, record_calls
 from fuzzcompile.model.facts import facts
 from fuzzcompile.programs.edits.pattern_program import apply_edit
 from fuzzcompile.programs.ir.tracing import Untranslatable
+from fuzzcompile.run.runs import run_eager
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -153,3 +160,103 @@ def test_a_rule_that_is_off_fires_under_the_setting_that_turns_it_on():
     (program, *_) = make_rule_programs(rule, CPU, seconds=20.0, enough=1)
     assert program.settings == {"freezing": True, "cpp.enable_concat_linear": True}
     assert compile_program(program, CPU)[rule.stage, rule.name]
+
+
+# Guards that are tried on planted rules.
+
+CASE = """
+import torch
+
+def program(x):
+    return {}
+
+def make():
+    torch.manual_seed(0)
+    return program, ({},)
+"""
+SQUARE = "torch.randn(3, 3)"
+
+
+def finding(stage, rewrite, neighbour, **cause):
+    culprit = {"stage": stage, "rewrite": rewrite, "necessary": True}
+    return {"verdict": "miscompile", "culprit": culprit, "cause": {"neighbour": neighbour, **cause}}
+
+
+def last_least(match, x, dims):
+    match.replace_by_example(lambda x: torch.amin(x, [-1]), [x])
+
+
+def step_of_large(match, x, by):
+    match.replace_by_example(lambda x: torch.fmod(x, by) + (x > 9).to(x.dtype), [x])
+
+
+@pytest.fixture
+def plant():
+    """Registers a rule for calls of an operator for the time of a test."""
+    with restored(post_grad.pass_patterns[1]) as table:
+
+        def register(target, name, handler):
+            pattern = CallFunction(target, KeywordArg("x"), KeywordArg(name))
+            register_graph_pattern(pattern, pass_dict=table)(handler)
+
+        yield register
+
+
+def test_a_guard_asks_what_the_neighbour_has_and_leaves_the_rule_where_it_is_right(plant):
+    plant(aten.amin.default, "dims", last_least)
+    right, wrong = (CASE.format(f"x.amin({dim})", SQUARE) for dim in (-1, 0))
+    (first, *_) = try_guards(wrong, finding("post_grad", "last_least", right, fingerprint="amin(dim)", kind="argument"))
+    assert first["guard"] == (
+        "let the check of `last_least` refuse a match in which `dim` of `aten.amin` is not `[-1]`"
+    )
+    assert first["known"] == first["fires"] > 0 and first["wrong"] == first["stopped"] > 0 and "why_not" not in first
+    with preserve_config():
+        exec(first["patch"], {})
+    for source, fires in ((wrong, False), (right, True)):
+        case, ledger, seen = screen_source(source, CPU)
+        assert any(label.rewrite == "last_least" and how == "fired" for label, how in ledger.coverage) is fires
+        assert torch.equal(seen.values[0].value, run_eager(case, CPU).values[0].value)
+
+
+def test_a_guard_that_takes_known_cases_from_the_rule_is_not_offered(plant):
+    plant(aten.fmod.Scalar, "by", step_of_large)
+    right, wrong = CASE.format("torch.fmod(x, 0.7)", SQUARE), CASE.format("torch.fmod(x, 0.3)", f"10 + {SQUARE} ** 2")
+    (only,) = try_guards(wrong, finding("post_grad", "step_of_large", right, fingerprint="fmod(other)"))
+    assert "patch" not in only and only["fires"] < only["known"]
+    assert only["why_not"].startswith("it does not apply any more to ")
+
+
+def test_a_decomposition_steps_aside_where_its_argument_is_another(monkeypatch):
+    operator = aten.huber_loss.default
+    decompose = decomposition.decompositions[operator]
+    monkeypatch.setitem(
+        decomposition.decompositions, operator, lambda x, y, reduction=1, delta=1.0: decompose(x, y, 1, delta)
+    )
+    loss = "torch.nn.functional.huber_loss(x, x.t(), reduction={!r})"
+    right, wrong = (CASE.format(loss.format(reduction), SQUARE) for reduction in ("mean", "sum"))
+    tried = finding("decomposition", str(operator), right, fingerprint="huber_loss(reduction)", kind="argument")
+    (first, *_) = try_guards(wrong, tried)
+    assert first["guard"] == (
+        "let the decomposition of `aten.huber_loss.default` step aside where "
+        "`reduction` of `aten.huber_loss` is not `1`"
+    )
+    assert first["fires"] == first["known"] > 0 and "why_not" not in first
+    assert decomposition.decompositions[operator](torch.ones(2), torch.ones(2)) is not NotImplemented
+
+
+@pytest.mark.parametrize(
+    ("stage", "rewrite", "neighbour", "why"),
+    [
+        ("post_grad", "addmm", "", "no program close to this one is known that passes"),
+        (
+            "lowering",
+            "aten.amin.default",
+            "",
+            "`aten.amin.default` is neither a pattern with a check nor a decomposition",
+        ),
+        ("post_grad", "addmm", CASE.format("x.amin(0)", SQUARE), "`addmm` does not apply to the script here"),
+    ],
+)
+def test_where_no_guard_can_be_tried_the_reason_is_given(stage, rewrite, neighbour, why):
+    (only,) = try_guards(CASE.format("x.amin(1)", SQUARE), finding(stage, rewrite, neighbour))
+    assert only.keys() == {"why_not"} and only["why_not"].startswith(why)

@@ -21,7 +21,7 @@ from fuzzcompile.compiler.custom_code import PatternExample, find_example
 from fuzzcompile.compiler.rule_catalogue import KnownRule, list_known_rules
 from fuzzcompile.compiler.sdpa_patterns import FAMILY, read_variants
 from fuzzcompile.compiler.session import Compilation, check_settings, open_session, silence_torch
-from fuzzcompile.compiler.watch.ledger import Label
+from fuzzcompile.compiler.watch.ledger import Label, Ledger
 from fuzzcompile.fuzz.rules.rule_code import CodeMentions, find_mentions, iter_alternatives, list_rule_settings
 from fuzzcompile.fuzz.rules.skeleton import (
     ArgumentHole,
@@ -47,7 +47,9 @@ from fuzzcompile.programs.edits.pattern_program import (
 from fuzzcompile.programs.ir.case_source import Writer
 from fuzzcompile.programs.ir.program import Form, Ref, Statement, map_leaves
 from fuzzcompile.programs.ir.tracing import OPERATORS, Untranslatable, find_public_name
+from fuzzcompile.run.case import Case
 from fuzzcompile.run.case_program import build
+from fuzzcompile.run.observation import Observation
 from fuzzcompile.run.pool.worker import get_current_device
 from fuzzcompile.run.runs import observe
 
@@ -414,28 +416,39 @@ def compile_program(program: PatternProgram, device: torch.device) -> dict[tuple
 
     A handler may run and find nothing to do. Operators that would be lowered are rules; what makes no case fires none.
     """
-    how = Compilation(
-        (InductorSettings({"fallback_random": bool(program.settings.get("fallback_random", True))}),), screen=True
-    )
-    with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder, silence_torch():
-        path = Path(folder, "pattern.py")
-        path.write_text(render_pattern_program(program), encoding="utf-8")
+    random_numbers = bool(program.settings.get("fallback_random", True))
+    with silence_torch():
         try:
-            case = load_case(path)
-            check_settings(case.settings)
-            built = build(case, device)
+            _, ledger, _ = screen_source(render_pattern_program(program), device, fallback_random=random_numbers)
         except (CaseError, MemoryError):
             return {}
+    changed = {(reached.stage, reached.name) for reached in ledger.reached}
+    changed |= {name for _, _, rewrite in ledger.list_rewrites() for name in _label_names(rewrite.label)}
+    for frame in ledger.frames:
+        last = [record.snapshots[-1] for record in frame.records if record.snapshots]
+        changed |= {(LOWERING, call) for snapshot in last for call in snapshot.operator_names}
+    fired = [name for label, outcome in ledger.coverage if outcome == "fired" for name in _label_names(label)]
+    return dict.fromkeys(fired, False) | dict.fromkeys(changed, True)
+
+
+def screen_source(
+    source: str, device: torch.device, *, fallback_random: bool = True
+) -> tuple[Case, Ledger, Observation]:
+    """The case of a text, the ledger of a compile up to code generation, and what a run of its graphs shows.
+
+    Raises:
+        CaseError, MemoryError: it is no case, or too large.
+    """
+    how = Compilation((InductorSettings({"fallback_random": fallback_random}),), screen=True)
+    with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
+        path = Path(folder, "pattern.py")
+        path.write_text(source, encoding="utf-8")
+        case = load_case(path)
+        check_settings(case.settings)
+        built = build(case, device)
         with open_session(case.settings, how) as session:
-            observe(case, built, session.compile(built.model), describe_failure=session.describe_failure)
-            ledger = session.ledger
-            changed = {(reached.stage, reached.name) for reached in ledger.reached}
-            changed |= {name for _, _, rewrite in ledger.list_rewrites() for name in _label_names(rewrite.label)}
-            for frame in ledger.frames:
-                last = [record.snapshots[-1] for record in frame.records if record.snapshots]
-                changed |= {(LOWERING, call) for snapshot in last for call in snapshot.operator_names}
-            fired = [name for label, outcome in ledger.coverage if outcome == "fired" for name in _label_names(label)]
-            return dict.fromkeys(fired, False) | dict.fromkeys(changed, True)
+            seen = observe(case, built, session.compile(built.model), describe_failure=session.describe_failure)
+            return case, session.ledger, seen
 
 
 def _label_names(label: Label) -> set[tuple[str, str]]:
