@@ -128,6 +128,8 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
         "left_out": left_out,
         "step_says": _tell_step((facts.culprit or {}).get("step") or 0.0),
         "contributors": contributors,
+        "fix": _tell_fix(facts),
+        "patch": (facts.shown.get("fix") or {}).get("patch"),
         "ablations": proof.tried(facts.report, "{:.3g}".format, "–"),
         "ablation_errors": proof.has_errors(facts.report),
         "diff": [scrub(line) for line in proof.get_diff(facts.culprit)[:_MAX_DIFF]],
@@ -140,6 +142,19 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
         "labels": ", ".join(f"`{label}`" for label in dict.fromkeys((*labels, "topic: fuzzer"))),
         "newest": facts.history.newest if facts.history is not None else None,
     }
+
+
+def _tell_fix(facts: IssueFacts) -> str:
+    """What a fix that was tried did; empty where none was asked for."""
+    if (fix := facts.shown.get("fix")) is None:
+        return ""
+    words, cause = WORDS["fix"], facts.cause or {}
+    form = "held" if "patch" in fix else "failed" if "guard" in fix else "none"
+    known = words["known" if fix.get("known") else "unknown"].format_map(fix)
+    wrong = words["wrong"].format_map(fix) if fix.get("wrong") else ""
+    before, after = cause.get("before"), cause.get("after")
+    neighbour = f" (`{after}` in place of `{before}`)" if before and after else ""
+    return scrub(str(words[form]).format(**fix, known_cases=known, wrong_cases=wrong, neighbour=neighbour))
 
 
 def _tell_step(step: float) -> str:

@@ -21,8 +21,10 @@ from fuzzcompile.front.cli.case_arguments import (
 )
 from fuzzcompile.front.cli.folded_help import FoldedCommand
 from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.contract import FixJson
 from fuzzcompile.model.errors import UsageError
 from fuzzcompile.model.hints import format_command
+from fuzzcompile.model.judge_task import NamedFunction
 
 if TYPE_CHECKING:
     from fuzzcompile.model.culprit_contract import CulpritJson
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     "--search", is_flag=True, help="First search PyTorch's issues and pull requests for reports on the finding."
 )
 @click.option("--bisect", is_flag=True, help="Let torch's own CompilerBisector say where the script goes wrong, too.")
+@click.option("--fix", is_flag=True, help="Try a guard on the rule at fault, in memory, and show it as a fix to try.")
 @click.option(
     "--comment", metavar="ISSUE", help="Print a comment for this report in place of an issue: '#123', or its URL."
 )
@@ -49,6 +52,7 @@ def issue(
     location: str | None,
     search: bool,
     bisect: bool,
+    fix: bool,
     comment: str | None,
     as_json: bool,
 ) -> int:
@@ -64,6 +68,10 @@ def issue(
 
     --bisect runs torch._inductor.compiler_bisector on the script of the finding, a minute or more, for its answer to
     stand beside ours.
+
+    --fix reads off the nearest program that passes what the rule at fault, or the decomposition, should have asked, and
+    runs that as a patch of the installed torch in memory, some minutes: the script, that program, and programs on which
+    the rule is right. The draft shows what held; it is never claimed to be the right fix.
 
     --comment is for a bug that is reported already: a few lines with what the thread may lack, a smaller script, the
     place at fault with its proof, and the versions that were tried.
@@ -82,6 +90,7 @@ def issue(
     found = _search(name, location, as_json=as_json) if search else {}
     facts = _collect_facts(path or name, conditions, location)
     facts = _bisect(facts) if bisect else facts
+    facts = replace(facts, shown={**facts.shown, "fix": _try_fix(facts, conditions)}) if fix else facts
     if comment is not None:
         return _print_comment(name, facts, comment, as_json=as_json)
     return _print_draft(name, facts, found, anyway=anyway, as_json=as_json)
@@ -118,6 +127,43 @@ def _bisect(facts: IssueFacts) -> IssueFacts:
         if (answer := bisect_compiler(facts.reproducer, _BISECTING_SECONDS)) is None:
             click.echo("CompilerBisector gives no answer on this script.", err=True)
     return facts if answer is None else replace(facts, shown={**facts.shown, "bisector": answer})
+
+
+_FIXING_SECONDS = 300.0
+_TRY_GUARDS = NamedFunction("fuzzcompile.fuzz.rules.guard_trials:try_guards")
+
+
+def _try_fix(facts: IssueFacts, conditions: Conditions) -> FixJson:
+    """The first guard with which the script shows no bug, or why there is none."""
+    from fuzzcompile.diagnosis.worker.local_pool import LEAST_THREADS, open_pool
+    from fuzzcompile.programs.scripts.reproducer import confirm_reproducer
+    from fuzzcompile.run.pool.worker import RemoteError, WorkerFailed, WorkerStartFailed
+
+    script, plants = facts.reproducer, tuple(path.resolve() for path in conditions.plants)
+    if script is None or facts.nproc is not None or facts.target is not None:
+        return {"why_not": "it takes a script that shows the bug alone in one process"}
+    if facts.report.get("plants") and not plants:
+        return {"why_not": "the bug was planted, and `--plant` does not say by what"}
+    click.echo("Trying guards on the rule at fault (a minute or more) ...", err=True)
+    if not confirm_reproducer(script, plants=plants).confirmed:
+        return {"why_not": "the script does not show the bug with the torch that is installed here"}
+    on_cpu = replace(conditions, device="cpu") if facts.device == "cpu" else conditions
+    with open_pool(on_cpu, 1, least_threads=LEAST_THREADS) as pool:
+        try:
+            task = pool.schedule(
+                _TRY_GUARDS, (script, facts.report), label="fix", time_limit=_FIXING_SECONDS, spends=True
+            )
+            tried: list[FixJson] = task.result()
+        except (WorkerFailed, WorkerStartFailed, RemoteError) as error:
+            return {"why_not": str(error)}
+        finally:
+            pool.kill_workers()
+    for each in tried:
+        if "patch" in each and confirm_reproducer(f"{each['patch']}\n{script}", plants=plants).status == 0:
+            return each
+    first = tried[0]
+    first.pop("patch", None)
+    return {"why_not": "the script still shows the bug", **first}
 
 
 def _search(name: str, location: str | None, *, as_json: bool) -> dict[str, object]:

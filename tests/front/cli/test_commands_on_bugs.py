@@ -8,13 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 from calling import CLEAN, KNOWN, SUBTRACTS, call, sentence
 from interrupting import heed_interrupts
 
+from fuzzcompile.model.versions import installed_torch
 from fuzzcompile.programs.scripts.reproducer import build_reproducer, confirm_reproducer
+
+CORPUS = Path(__file__).resolve().parents[3] / "corpus/torch-2.13.0-cpu"
 
 # Makes whatever is compiled crash, hang or grow, after eager has run.
 CRASHING = "import os, torch._inductor.fx_passes.post_grad as p\np.remove_noop_ops = lambda graph: os.abort()\n"
@@ -209,3 +213,25 @@ def test_there_is_nothing_to_file_of_a_clean_case(write_case, capsys, shared_wor
     answer = json.loads(capsys.readouterr().out)
     assert answer["fileable"] is False and answer["reason"].startswith("no bug")
     assert answer["draft"].startswith("> **Not to be filed: no bug: ") and "```" not in answer["draft"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not installed_torch().startswith("2.13"), reason="these findings are of torch 2.13")
+@pytest.mark.parametrize(
+    ("finding", "parts"),
+    [
+        (
+            "addmm-drops-alpha",
+            ("refuse a match in which `alpha` of `aten.add` is not `1`", "6 of 6", "(entry.extra_check)"),
+        ),
+        ("celu-alpha-zero", ("step aside where `alpha` of `aten.celu` is `0.0`", "6 of 6", "NotImplemented if ")),
+        ("expm1-tiny-arguments", ("None was tried: `CppVecOverrides.expm1` is neither a pattern with a check nor ",)),
+    ],
+)
+def test_a_fix_to_try_is_run_before_it_is_shown(finding, parts, tmp_path, capsys):
+    corpus = tmp_path / "corpus.db"
+    call("corpus", "import", "--trust", CORPUS / finding, "--corpus", corpus)
+    capsys.readouterr()
+    assert call("issue", "F1", "--fix", "--anyway", "--corpus", corpus) == 0
+    section = capsys.readouterr().out.partition("A fix to try</summary>")[2].partition("</details>")[0]
+    assert all(part in section for part in parts), section

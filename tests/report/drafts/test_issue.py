@@ -15,7 +15,7 @@ from fuzzcompile.corpus.transactions import Mark
 from fuzzcompile.model.privacy import scrub
 from fuzzcompile.report.filing import Refusal, find_refusal
 from fuzzcompile.report.finding_facts import IssueFacts
-from fuzzcompile.report.issue_draft import draft_issue
+from fuzzcompile.report.issue_draft import draft_comment, draft_issue
 
 
 def draft(verdict="miscompile", *outputs, **fields):
@@ -560,3 +560,41 @@ def test_where_nothing_was_compiled_the_draft_claims_nothing_of_a_compiled_progr
     assert "A second reference computes it by other code: eager mode agrees with it" in page
     assert "eager mode agrees with a second reference" in page
     assert "`torch.compile`" not in page and "compiled program" not in page
+
+
+GUARD = {"guard": "let the check of `addmm` refuse ...", "known": 6, "fires": 6, "torch": "2.13.0+cpu"}
+
+
+@pytest.mark.parametrize(
+    ("fix", "parts"),
+    [
+        (
+            {**GUARD, "patch": "import torch\n# the patch\n"},
+            (
+                "refuse ....",
+                "not claimed to be the right fix",
+                "(`alpha=1` in place of `alpha=0.5`), and to 6 of 6 programs",
+            ),
+        ),
+        (
+            {**GUARD, "known": 0, "wrong": 3, "stopped": 2, "patch": "# the patch\n"},
+            ("no other program was found", "Of 3 further", "leaves 2 alone"),
+        ),
+        (
+            {**GUARD, "fires": 4, "why_not": "it does not apply any more to 2 of 6 known cases"},
+            ("No patch is offered.", "refuse ...", "It failed: it does not apply any more to 2 of 6 known cases."),
+        ),
+        ({"why_not": "`addmm` does not apply to the script here"}, ("None was tried: `addmm` does not apply",)),
+    ],
+)
+def test_a_fix_that_was_tried_is_told_as_what_it_is(fix, parts):
+    text = draft(shown={**SHOWN, "fix": fix})
+    section = text.partition("<details><summary>A fix to try</summary>")[2].partition("</details>")[0]
+    for part in parts:
+        assert part in section
+    assert ("```python\n" in section and "# the patch" in section) is ("patch" in fix)
+    assert section.partition("```")[0].strip() in draft_comment(facts(shown={**SHOWN, "fix": fix}), "https://issue")
+
+
+def test_without_a_trial_there_is_no_fix():
+    assert "fix to try" not in draft()
