@@ -22,7 +22,7 @@ from fuzzcompile.diagnosis.worker.minimize_task import CONCLUDING, CONFIRMING, L
 from fuzzcompile.diagnosis.worker.worker_loss import choose_loss_verdict, make_start_error, read_left
 from fuzzcompile.fuzz.generation.recipes import read_recipe
 from fuzzcompile.model import hints
-from fuzzcompile.model.conditions import Conditions
+from fuzzcompile.model.conditions import Conditions, Question
 from fuzzcompile.model.contract import ReportJson, read_target
 from fuzzcompile.model.errors import CaseError, EnvironmentUnfit, FuzzcompileError, UsageError
 from fuzzcompile.model.signatures import hash_source
@@ -96,9 +96,9 @@ class MinimizeSubject:
     finding: str | None = None
 
 
-def judge_case_file(path: Path, conditions: Conditions) -> ReportJson:
-    """Judge the case file."""
-    (answer,) = triage_files([path], conditions)
+def judge_case_file(path: Path, conditions: Conditions, arguments: tuple[str, ...] = ()) -> ReportJson:
+    """Judge the case file, or a script with its arguments."""
+    (answer,) = triage_files([path], conditions, Question(arguments=arguments))
     if answer.report is None:
         error = EnvironmentUnfit(answer.error)
         error.exit_status = answer.status
@@ -106,20 +106,22 @@ def judge_case_file(path: Path, conditions: Conditions) -> ReportJson:
     return answer.report
 
 
-def find_subject(name: str, store: Store | None, conditions: Conditions, state: Path | None) -> MinimizeSubject | None:
+def find_subject(
+    name: str, store: Store | None, conditions: Conditions, state: Path | None, arguments: tuple[str, ...] = ()
+) -> MinimizeSubject | None:
     """The case file of that name, judged now or by the search that ``state`` keeps, or else a finding of the store.
 
-    None for a case that shows no bug.
+    A script gets ``arguments``. None for a case that shows no bug.
     """
     path = Path(name)
     if store is not None and not path.is_file():
         stored = store.finding(name)
         return MinimizeSubject(stored.source, stored.report, store.case(stored.source_sha256), stored.public_id)
-    source = read_case_file(path).source
+    source = replace(read_case_file(path), arguments=arguments).program
     if state is not None:
         report = read_state(state, MinimizeSubject(source, {"torch": installed_torch()}))[1]
     else:
-        report = judge_case_file(path, conditions)
+        report = judge_case_file(path, conditions, arguments)
     if not report["is_bug"]:
         return None
     if store is None:
@@ -266,14 +268,14 @@ def store_secondary_findings(
 _SECONDS = 60.0
 
 
-def collect_file_facts(path: Path, conditions: Conditions) -> IssueFacts:
-    """Judge the case file, and minimize it if it shows a bug."""
-    report = judge_case_file(path, conditions)
-    subject = hints.CommandSubject(str(path), conditions.options())
+def collect_file_facts(path: Path, conditions: Conditions, arguments: tuple[str, ...] = ()) -> IssueFacts:
+    """Judge the case file, or a script with its arguments, and minimize it if it shows a bug."""
+    report = judge_case_file(path, conditions, arguments)
+    subject = hints.CommandSubject(str(path), {**conditions.options(), "arguments": arguments})
     environment = describe_environment(resolve_device(conditions.device), conditions.target)
     if not report["is_bug"]:
         return IssueFacts(report, None, environment, subject=subject)
-    case = MinimizeSubject(read_case_file(path).source, report)
+    case = MinimizeSubject(replace(read_case_file(path), arguments=arguments).program, report)
     small = minimize(case, conditions, seconds=_SECONDS, for_issue=True, script_seconds=math.inf)
     shown = small.shown or {}
     return IssueFacts(

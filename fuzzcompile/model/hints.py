@@ -21,9 +21,9 @@ _QUESTION = ("against", "contract", "call", "module", "math_only", "nproc", "arg
 # What each command takes of the options that belong to a subject. The others are left out of its command lines.
 _TAKES: Mapping[str, tuple[str, ...]] = {
     "triage": (*_CASES, *_QUESTION),
-    "minimize": ("corpus", "out", "others", *_CASES),
-    "issue": ("corpus", *_CASES),
-    "profile": ("device", "veto", "plant", "max_memory", "call", "module", "math_only"),
+    "minimize": ("corpus", "out", "others", *_CASES, "arguments"),
+    "issue": ("corpus", *_CASES, "arguments"),
+    "profile": ("device", "veto", "plant", "max_memory", "call", "module", "math_only", "arguments"),
     "corpus": ("corpus",),
     "replay": ("corpus",),
 }

@@ -219,8 +219,6 @@ def advice(report: ReportJson, name: str | CommandSubject) -> str:
     if not subject.is_taken_whole_by("minimize"):
         proof = f"`{subject.format_command('triage', proof=True)}` shows the proof"
         rest = f", and `{minimize}` makes a reproducer if the bug shows in the whole program too"
-        if subject.options.get("arguments"):
-            rest = f", and `{minimize}` makes a reproducer once the script sets sys.argv[1:] itself"
         commands = proof if subject.options.get("nproc") else f"{proof}{rest}"
     return f"{doubt}{again}{until}report it: {commands}"
 

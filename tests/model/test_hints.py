@@ -74,9 +74,9 @@ def test_a_subject_keeps_the_options_that_the_command_takes():
     assert words(subject.format_command("issue")) == ["issue", "m.py", "--device", "cpu", "--plant", "p.py"]
     assert subject.is_taken_whole_by("triage") and not subject.is_taken_whole_by("minimize")
     subject = hints.CommandSubject("train.py", {"device": "cpu", "arguments": ("--steps", "3")})
-    assert words(subject.format_command("triage")) == ["triage", "train.py", "--device", "cpu", "--", "--steps", "3"]
-    assert words(subject.format_command("minimize")) == ["minimize", "train.py", "--device", "cpu"]
-    assert not subject.is_taken_whole_by("minimize")
+    for command in ("triage", "minimize", "issue", "profile"):
+        assert words(subject.format_command(command)) == [command, "train.py", "--device", "cpu", "--", "--steps", "3"]
+    assert subject.is_taken_whole_by("minimize")
 
 
 def test_where_no_script_of_ours_is_on_the_path_the_interpreter_is_named(monkeypatch):

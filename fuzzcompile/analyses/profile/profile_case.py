@@ -47,9 +47,14 @@ class ProfileTask:
     call: int | None = None
     module: str | None = None
     nproc: int | None = None  # processes that run it together
+    arguments: tuple[str, ...] = ()  # of a script
     recording: Path | None = None  # the file for a recording of ``asked.against``
     memory: int | None = None  # bytes of the worker beyond which the case is refused before it runs
     seconds: float | None = None  # for all of it
+
+    def ask_about(self, module: str | None) -> Question:
+        """The question about the case, or a module of it."""
+        return Question(call=self.call, module=module, nproc=self.nproc, arguments=self.arguments)
 
     def check(self) -> None:
         """Refuse what cannot be compared, and what several processes cannot do, by a UsageError."""
@@ -103,7 +108,8 @@ def _record_file(task: ProfileTask) -> RecordedRun:
 @contextlib.contextmanager
 def _load_case(task: ProfileTask) -> Iterator[tuple[Case, torch.device]]:
     device = torch.device(get_current_device())
-    judged = JudgeTask(path=str(task.path), call=task.call, module=task.module, nproc=task.nproc, seconds=task.seconds)
+    question = task.ask_about(task.module)
+    judged = JudgeTask(**vars(question), path=str(task.path), seconds=task.seconds)
     with seat_ranks(judged, open_more) as lead, open_case(judged, device) as (_, case), lead():
         if task.memory is not None:
             refuse_oversized(case, device, task.memory)
@@ -155,6 +161,6 @@ def _triage_layer(
 
 
 def _triage_part(task: ProfileTask, module: str | None, conditions: Conditions) -> FileAnswer:
-    question = Question(call=task.call, module=module, thorough=True, nproc=task.nproc)
+    question = replace(task.ask_about(module), thorough=True)
     (answer,) = triage_files([task.path], conditions, question)
     return answer

@@ -1,4 +1,4 @@
-"""CASE|FINDING arguments: a file, or the name of a finding in the corpus; and what a shell completes of both."""
+"""CASE|FINDING arguments: a file with a script's own arguments, or a finding; and what a shell completes of both."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import contextlib
 import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from fuzzcompile.front.cli.folded_help import FoldedCommand
 from fuzzcompile.model.errors import CaseError, UsageError
 from fuzzcompile.model.hints import format_command
 from fuzzcompile.model.settings import locate_corpus, read_settings
@@ -22,6 +23,43 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 500  # that a shell is offered
 _MOST_LISTED = 5
+
+
+class ScriptCommand(FoldedCommand):
+    """A command that hands what follows ``--`` to the script that it reads (:func:`read_script_arguments`)."""
+
+    def __init__(self, *arguments: Any, **attributes: Any) -> None:
+        said = "What follows after `--` are a script's own arguments, as in `train.py -- --steps 3`."
+        super().__init__(*arguments, epilog=said, **attributes)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse what stands before ``--``; an unknown option may be one of the script's."""
+        end = args.index("--") if "--" in args else len(args)
+        ctx.meta[_ARGUMENTS] = tuple(args[end + 1 :])
+        own = args[:end]
+        try:
+            return super().parse_args(ctx, list(own))
+        except click.NoSuchOption as error:
+            at = next((number for number, word in enumerate(own) if word.startswith(error.option_name)), 0)
+            if any(map(looks_like_path, own[:at])):
+                moved = format_command(str(self.name), *own[:at], arguments=(*own[at:], *args[end + 1 :]))
+                raise click.UsageError(
+                    f"{error.format_message()} An option of the script itself follows after `--`: `{moved}`.", ctx
+                ) from error
+            raise
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Say in the usage line that the script's arguments follow last."""
+        return [*super().collect_usage_pieces(ctx), "[-- ARGUMENT...]"]
+
+
+_ARGUMENTS = "arguments of the script"
+
+
+def read_script_arguments() -> tuple[str, ...]:
+    """The words behind ``--`` on the command line of the :class:`ScriptCommand` that runs."""
+    arguments: tuple[str, ...] = click.get_current_context().meta[_ARGUMENTS]
+    return arguments
 
 
 def open_corpus(location: str | None, *, create: bool = False) -> Store:
@@ -48,9 +86,11 @@ def open_existing_corpus(location: str | None) -> Iterator[Store | None]:
 
 
 def find_case(name: str) -> Path | None:
-    """The case file that ``name`` names, read and found fit; None if it names a finding."""
+    """The case file that ``name`` names, read and found fit; None if it names a finding, which takes no arguments."""
     path = Path(name)
     if not path.is_file() and not looks_like_path(name):
+        if click.get_current_context().meta.get(_ARGUMENTS):
+            raise UsageError(f"{name} is a finding, which takes no arguments; leave out `--` and what follows it.")
         return None
     read_case_file(path)
     return path

@@ -12,11 +12,13 @@ import click
 
 from fuzzcompile.front.cli import options
 from fuzzcompile.front.cli.case_arguments import (
+    ScriptCommand,
     complete_cases_and_findings,
     complete_findings,
     find_case,
     open_corpus,
     open_existing_corpus,
+    read_script_arguments,
     require_corpus,
 )
 from fuzzcompile.front.cli.folded_help import FoldedCommand
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from fuzzcompile.report.finding_facts import IssueFacts
 
 
-@click.command(cls=FoldedCommand)
+@click.command(cls=ScriptCommand)
 @click.argument("name", metavar="FINDING|GROUP|CASE", shell_complete=complete_cases_and_findings)
 @click.option("--anyway", is_flag=True, help="Print the draft of what is not to be filed, the reason on top.")
 @options.conditions
@@ -207,7 +209,7 @@ def _collect_facts(subject: Path | str, conditions: Conditions, location: str | 
     from fuzzcompile.front.minimize_case import collect_file_facts
 
     click.echo(f"Judging {subject} and making its script (half a minute or more) ...", err=True)
-    return collect_file_facts(subject, conditions)
+    return collect_file_facts(subject, conditions, read_script_arguments())
 
 
 def _print_draft(name: str, facts: IssueFacts, found: Mapping[str, object], *, anyway: bool, as_json: bool) -> int:

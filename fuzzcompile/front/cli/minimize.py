@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from fuzzcompile.front.cli import case_arguments, options
-from fuzzcompile.front.cli.case_arguments import find_case, open_existing_corpus, require_corpus, require_trusted
-from fuzzcompile.front.cli.folded_help import FoldedCommand
+from fuzzcompile.front.cli.case_arguments import (
+    ScriptCommand,
+    find_case,
+    open_existing_corpus,
+    read_script_arguments,
+    require_corpus,
+    require_trusted,
+)
 from fuzzcompile.model import hints
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.contract import read_target
@@ -35,7 +41,7 @@ _SECONDS_OF_ANOTHER = 15.0
 _INTERRUPTED = 130
 
 
-@click.command(cls=FoldedCommand)
+@click.command(cls=ScriptCommand)
 @click.argument(
     "name", required=False, metavar="[CASE|FINDING]", shell_complete=case_arguments.complete_cases_and_findings
 )
@@ -90,10 +96,10 @@ def minimize(nproc: int | None, **given: Any) -> int:
             f"A script is minimized in one process: write its model and inputs into a case file with `NPROC = {nproc}` "
             "(docs/cases.md), which is minimized in as many, and leave out --nproc."
         )
-    command = _MinimizeCommand(**given)
+    command = _MinimizeCommand(arguments=read_script_arguments(), **given)
     if not command.pending:
         find_case(command.name)
-    elif command.name or command.out or command.others or command.resume:
+    elif command.name or command.arguments or command.out or command.others or command.resume:
         raise UsageError("--pending minimizes what waits in the corpus: leave out the case, --out and --resume.")
     clock = BudgetClock(CampaignBudget(seconds=parse_seconds(command.budget, "minimize --budget")))
     return command.minimize_pending(clock) if command.pending else command.minimize_one(clock)
@@ -113,6 +119,7 @@ class _MinimizeCommand:
     log: Path | None
     conditions: Conditions
     location: str | None
+    arguments: tuple[str, ...]  # of a script
 
     def minimize_pending(self, clock: BudgetClock) -> int:
         """Minimize the findings that have no reproducer, in a campaign that judges no cases of its own.
@@ -171,9 +178,9 @@ class _MinimizeCommand:
             state = _locate_state(self.out or self._choose_out(None)) if self.resume else None
             if state is None and Path(self.name).is_file():
                 click.echo(f"Judging {self.name} ...", err=True)
-            subject = find_subject(self.name, store, self.conditions, state)
+            subject = find_subject(self.name, store, self.conditions, state, self.arguments)
             if subject is None:
-                asking = CommandSubject(self.name, self.conditions.options()).format_command("triage")
+                asking = CommandSubject(self.name, self._options()).format_command("triage")
                 click.echo(f"{self.name} shows no bug: there is nothing to minimize. `{asking}` says why.")
                 return 0
             out = self.out or self._choose_out(subject.finding)
@@ -185,12 +192,16 @@ class _MinimizeCommand:
         if small.interrupted:
             return _INTERRUPTED
         if small.confirmed:
-            options = {**self.conditions.options(), "corpus": self.location}
-            click.echo(_describe_confirmation(small, out, CommandSubject(subject.finding or self.name, options)))
+            options = self.conditions.options() if subject.finding else self._options()
+            named = CommandSubject(subject.finding or self.name, {**options, "corpus": self.location})
+            click.echo(_describe_confirmation(small, out, named))
         elif small.how != "as found":
             said = " ".join(small.confirmation.split())[-200:]
             raise EnvironmentUnfit(f"{out} does not show the bug when run alone: {said}")
         return 0
+
+    def _options(self) -> dict[str, object]:
+        return {**self.conditions.options(), "arguments": self.arguments}
 
     def _choose_out(self, finding: str | None) -> Path:
         path = Path(self.name)
@@ -257,7 +268,7 @@ class _MinimizeCommand:
             for key in kept.merged:
                 click.echo(f"{public_id(key)} is the same bug as {kept.public_id}, and was merged into it.")
         write_whole(out, small.reproducer.encode(), "--out")
-        typed = {**self.conditions.options(), "corpus": self.location, "out": self.out, "others": self.others}
+        typed = {**self._options(), "corpus": self.location, "out": self.out, "others": self.others}
         for text in _describe_conclusion(small, out, CommandSubject(self.name, typed), self.others):
             click.echo(text)
         sources = small.other_sources

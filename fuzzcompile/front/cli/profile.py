@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.front.cli import options
-from fuzzcompile.front.cli.folded_help import FoldedCommand
+from fuzzcompile.front.cli.case_arguments import ScriptCommand, read_script_arguments
 from fuzzcompile.model.conditions import Conditions, Limits, choose_running_device, list_modes
 from fuzzcompile.model.hints import CommandSubject, format_command
 from fuzzcompile.model.settings import FiniteRange
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SECONDS = 900.0
 
 
-@click.command(cls=FoldedCommand)
+@click.command(cls=ScriptCommand)
 @click.argument("case", required=False, type=options.NamedPath(), metavar="[CASE]")
 @options.model("case", size="narrow")
 @click.option(
@@ -117,7 +117,8 @@ def profile(
     side = parse(measured)
     asked = ProfileOptions(side, parse(reference), Look(depth, int(keep * 2**30), operators=ops), tolerances, math_only)
     recording = record.resolve() if record is not None else None
-    task = ProfileTask(case, asked, call, module, nproc or count_processes(file.source), recording)
+    arguments = read_script_arguments()
+    task = ProfileTask(case, asked, call, module, nproc or count_processes(file.source), arguments, recording)
     with WaitLine(as_json=as_json) as waiting:
         if record is not None:
             waiting.say(f"recording {case.name} as {side}")
@@ -125,9 +126,9 @@ def profile(
         else:
             answer = profile_case(task, conditions, progress=waiting.say)
     if record is not None:
-        click.echo(json.dumps(asdict(written)) if as_json else _describe_recording(written, case))
+        click.echo(json.dumps(asdict(written)) if as_json else _describe_recording(written, case, arguments))
         return 0
-    asked_of = {"call": call, "module": module, "nproc": nproc}
+    asked_of = {"call": call, "module": module, "nproc": nproc, "arguments": arguments}
     name = CommandSubject(str(case), {**conditions.options(), "timeout": None, **asked_of})
     return _show_profile(answer, name, page, as_json=as_json)
 
@@ -146,8 +147,9 @@ def _show_profile(answer: ProfileJson, name: CommandSubject, page: Path | None, 
     return 1 if answer["verdict"] == "jump" else 0
 
 
-def _describe_recording(recorded: RecordedRun, case: Path) -> str:
+def _describe_recording(recorded: RecordedRun, case: Path, arguments: tuple[str, ...]) -> str:
+    command = format_command("profile", case, against=recorded.path, arguments=arguments)
     return (
         f"Recorded {recorded.calls} results of {recorded.side} in {recorded.path} ({recorded.size / 2**20:.1f} MiB). "
-        f"Next, where you have the same case: {format_command('profile', case, against=recorded.path)}"
+        f"Next, where you have the same case: {command}"
     )

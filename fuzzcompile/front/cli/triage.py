@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fuzzcompile.front.cli import options
-from fuzzcompile.front.cli.folded_help import FoldedCommand
+from fuzzcompile.front.cli.case_arguments import ScriptCommand, read_script_arguments
 from fuzzcompile.front.cli.options import setting_option
 from fuzzcompile.model.conditions import Conditions, Question
 from fuzzcompile.model.errors import CaseError, UsageError
-from fuzzcompile.model.hints import CommandSubject, format_command
+from fuzzcompile.model.hints import CommandSubject
 from fuzzcompile.model.severity import FailOn, Severity, rank, rate_effect, rate_severity
-from fuzzcompile.programs.casefiles.case_file import looks_like_path
 
 if TYPE_CHECKING:
     from fuzzcompile.diagnosis.worker.file_triage import FileAnswer
@@ -28,31 +27,8 @@ if TYPE_CHECKING:
     from fuzzcompile.report.output_files import EventLog
 
 
-class _JudgingCommand(FoldedCommand):
-    """A command that hands what follows ``--`` to the script that it judges."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse what stands before ``--``; an unknown option may be one of the script's."""
-        end = args.index("--") if "--" in args else len(args)
-        ctx.meta[_ARGUMENTS] = tuple(args[end + 1 :])
-        own = args[:end]
-        try:
-            return super().parse_args(ctx, list(own))
-        except click.NoSuchOption as error:
-            at = next((number for number, word in enumerate(own) if word.startswith(error.option_name)), 0)
-            if any(map(looks_like_path, own[:at])):
-                moved = format_command("triage", *own[:at], arguments=(*own[at:], *args[end + 1 :]))
-                raise click.UsageError(
-                    f"{error.format_message()} An option of the script itself follows after `--`: `{moved}`.", ctx
-                ) from error
-            raise
-
-
-_ARGUMENTS = "arguments of the script"
-
-
-@click.command(cls=_JudgingCommand)
-@click.argument("cases", nargs=-1, type=options.NamedPath(), metavar="[CASE...] [-- ARGUMENT...]")
+@click.command(cls=ScriptCommand)
+@click.argument("cases", nargs=-1, type=options.NamedPath(), metavar="[CASE...]")
 @options.model("cases", lambda path: (path,))
 @options.question
 @options.conditions
@@ -85,7 +61,7 @@ def triage(dump: Path | None, question: Question, **given: Any) -> int:
     """Say whether it is a bug or rounding, and name a bug's culprit.
 
     CASE is a script or notebook that calls torch.compile, a case file (it defines make()), a folder of them, or a glob.
-    A script's own arguments follow after `--`. With several cases, --json prints one object a line, in the order given.
+    With several cases, --json prints one object a line, in the order given.
 
     --html and --dump-ledger are for one case.
     """
@@ -94,8 +70,7 @@ def triage(dump: Path | None, question: Question, **given: Any) -> int:
 
         make_empty_folder(dump, "--dump-ledger")
     folder = str(dump.resolve()) if dump is not None else None
-    arguments = click.get_current_context().meta[_ARGUMENTS]
-    question = replace(question, error_maps=given["page"] is not None, dump=folder, arguments=arguments)
+    question = replace(question, error_maps=given["page"] is not None, dump=folder, arguments=read_script_arguments())
     return _TriageCommand(question=question, **given).run()
 
 

@@ -13,7 +13,7 @@ import click
 
 from fuzzcompile.analyses.watch.step_records import DEFAULT_EVERY
 from fuzzcompile.front.cli import options
-from fuzzcompile.front.cli.folded_help import FoldedCommand
+from fuzzcompile.front.cli.case_arguments import ScriptCommand, read_script_arguments
 from fuzzcompile.model.conditions import Conditions, Limits
 
 if TYPE_CHECKING:
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 _WIDTH = 120  # where standard error is no terminal
 
 
-@click.command(cls=FoldedCommand)
+@click.command(cls=ScriptCommand)
 @click.argument("script", type=options.PATH)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--every",
     default=DEFAULT_EVERY,
@@ -55,7 +54,6 @@ _WIDTH = 120  # where standard error is no terminal
 @options.json_output
 def watch(
     script: Path,
-    arguments: tuple[str, ...],
     every: int,
     steps: int | None,
     stop_at: str | None,
@@ -70,11 +68,11 @@ def watch(
 ) -> int:
     """Run a training or serving script, and judge sampled steps of its compiled callables beside it.
 
-    SCRIPT runs unedited, as `python SCRIPT` would run it; its own arguments follow after `--`. At a sampled step the
-    process forks: eager, float64 and perturbed runs continue the script from the same state to the end of the step.
-    On the first step that rounding does not explain, that step becomes a case and is triaged. With `--nproc` the script
-    runs in so many processes, and a step is judged over all of them together. The exit status is 3 if the script fails
-    by itself or no step could be judged.
+    SCRIPT runs unedited, as `python SCRIPT` would run it. At a sampled step the process forks: eager, float64 and
+    perturbed runs continue the script from the same state to the end of the step. On the first step that rounding does
+    not explain, that step becomes a case and is triaged. With `--nproc` the script runs in so many processes, and a
+    step is judged over all of them together. The exit status is 3 if the script fails by itself or no step could be
+    judged.
     """
     from fuzzcompile.analyses.watch.watched_script import check_script, watch_script
     from fuzzcompile.report import output_files as outputs
@@ -103,7 +101,7 @@ def watch(
     conditions = Conditions("cpu", plants=plants, limits=Limits(timeout, int(memory * 2**30)))
     show = functools.partial(_print_step, as_json=as_json)
     with sigterm_interrupts():
-        summary = watch_script(script, arguments, settings, conditions, on_step=show, quiet=as_json)
+        summary = watch_script(script, read_script_arguments(), settings, conditions, on_step=show, quiet=as_json)
     _print_end(summary, as_json=as_json)
     if html is not None:
         outputs.write_whole(html, page_of_watch(summary).encode("utf-8"), "--html")

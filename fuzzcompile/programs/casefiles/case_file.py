@@ -41,6 +41,21 @@ class CaseFile:
     notes: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
 
+    @property
+    def program(self) -> str:
+        """The source that runs alike without ``arguments``: it begins by putting them into ``sys.argv``."""
+        if not self.arguments:
+            return self.source
+        sets, lines = f"import sys\n\nsys.argv[1:] = {list(self.arguments)}\n", self.source.splitlines(keepends=True)
+        head = 0  # a docstring and __future__ imports have to stay first
+        for statement in ast.parse(self.source).body:
+            if not (isinstance(statement, ast.ImportFrom) and statement.module == "__future__") and not (
+                head == 0 and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+            ):
+                break
+            head = statement.end_lineno or head
+        return "".join([*lines[:head], sets, *lines[head:]])
+
     def place(self, line: int) -> str:
         """A line of the program as a user knows it: ``line 12``, or ``cell 3, line 2``."""
         number, first = max((cell for cell in self.cells if cell[1] <= line), default=(0, 1))

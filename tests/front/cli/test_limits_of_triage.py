@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from calling import CLEAN, call, sentence
 
 from fuzzcompile.diagnosis.worker.judge import judge_file
@@ -61,3 +62,36 @@ def test_a_script_takes_its_own_arguments_after_two_dashes(write_case, capsys):
     assert json.loads(capsys.readouterr().out)["verdict"] in ("equal", "rounding")
     assert call("triage", script, "--size", "3") == 2
     assert f"follows after `--`: `fuzzcompile triage {script} -- --size 3`" in capsys.readouterr().err.replace("\n", "")
+
+
+TAKES_A_SCALE = """
+import argparse
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--scale", type=float, required=True)
+scale = parser.parse_args().scale
+
+def f(x, w):
+    return torch.add(x, x @ w, alpha=scale)
+
+torch.compile(f)(torch.ones(2, 2), torch.ones(2, 2))
+"""
+
+
+@pytest.mark.parametrize("command", ["minimize", "issue", "profile"])
+def test_every_command_that_reads_a_script_hands_it_its_arguments(write_case, tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    asked = {"minimize": ("--budget", "10s", "--out", "small.py"), "issue": ("--anyway",), "profile": ("--json",)}
+    script, own = write_case(TAKES_A_SCALE), ("--device", "cpu", *asked[command])
+    assert call(command, script, *own, "--", "--scale", "2") == (command == "profile")
+    said = capsys.readouterr().out
+    shown = (tmp_path / "small.py").read_text() if command == "minimize" else said
+    assert ("jump" if command == "profile" else "alpha=2.0") in shown
+    if command == "minimize":
+        assert "-- --scale 2" in said
+
+
+def test_a_finding_takes_no_arguments(capsys):
+    assert call("issue", "F1", "--", "--scale", "2") == 2
+    assert "F1 is a finding, which takes no arguments" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,19 @@ def test_a_file_that_may_compile_is_read(tmp_path: Path, text: str, kind: str):
     path = tmp_path / "program.py"
     path.write_text(text)
     assert read_case_file(path).kind == kind
+
+
+@pytest.mark.parametrize("head", ["", '"""Train."""\n', '"""Train."""\n\nfrom __future__ import annotations\n'])
+def test_the_program_of_a_script_sets_its_arguments_itself(tmp_path: Path, head: str):
+    path = tmp_path / "train.py"
+    path.write_text(
+        f"{head}from sys import argv\nprint(argv[1:], __doc__)\ntorch = None\ntorch and torch.compile(abs)\n"
+    )
+    file = replace(read_case_file(path), arguments=("--name", "it's\n"))
+    given = subprocess.run([sys.executable, path, *file.arguments], capture_output=True, text=True, check=True)
+    alone = subprocess.run([sys.executable, "-c", file.program], capture_output=True, text=True, check=True)
+    assert alone.stdout == given.stdout and "--name" in alone.stdout
+    assert replace(file, arguments=()).program == file.source
 
 
 @pytest.mark.parametrize(
