@@ -17,7 +17,7 @@ from fuzzcompile.model.verdicts import ERRORS, VALUES, Verdict
 from fuzzcompile.model.words import count_noun
 from fuzzcompile.report.circumstances import several
 from fuzzcompile.report.finding_facts import IssueFacts, case_part
-from fuzzcompile.report.proof import format_entry
+from fuzzcompile.report.proof import format_entry, tried_for_draft
 from fuzzcompile.report.titles import title
 from fuzzcompile.report.wording import why_not
 
@@ -88,7 +88,7 @@ def _always(facts: IssueFacts) -> Iterator[Rule]:
         note = "the reproducer showed it there" if facts.seen_on_device else "run the reproducer on a GPU first"
         remedy = f"run the reproducer on a {facts.target} GPU"
         yield Rule(f"Seen on a {facts.target} device", facts.seen_on_device, note, remedy)
-    tried = (("setting", facts.report.get("ablations")), ("backend", facts.ladder))
+    tried = (("setting", tried_for_draft(facts.report)), ("backend", facts.ladder))
     parts = [f"{count_noun(len(entries), what)} tried" for what, entries in tried if entries]
     again = subject.format_command(*(("corpus", "refresh") if subject.is_finding else ("triage",)))
     yield Rule("Ablation", bool(parts), ", ".join(parts) or "none was run", f"`{again}` runs them")

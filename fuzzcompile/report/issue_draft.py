@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.privacy import fold_lines, scrub
 from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.templates import get_environment
-from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.model.verdicts import VALUES, Verdict
 from fuzzcompile.report import proof, wording
 from fuzzcompile.report.circumstances import WORDS, seen_on, versions
 from fuzzcompile.report.filing import Refusal, rules
-from fuzzcompile.report.finding_facts import IssueFacts, case_part
+from fuzzcompile.report.finding_facts import IssueFacts, case_part, parse_code
 from fuzzcompile.report.mechanism import tell_mechanism
+from fuzzcompile.report.operations import name_trigger
 from fuzzcompile.report.proof import error_rows
-from fuzzcompile.report.titles import title
-from fuzzcompile.report.wording import find_pair, refusal
+from fuzzcompile.report.titles import LONGEST, title
+from fuzzcompile.report.wording import describe_effect, find_pair, refusal
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.models import Umbrella
@@ -43,6 +44,9 @@ _ROUNDING_STEP = 1e-10
 # The compilers' own messages in the log of an error: g++, clang++, Triton, and the last line of a traceback.
 _MESSAGE = re.compile(r"(?:\berror: |^[\w.]*(?:Error|Exception|Failure)\b: ).+")
 
+
+# The line of a traceback that names the error, which torch's own compiler raises: its message may have many lines.
+_RAISED = re.compile(r"torch\.[\w.]+: ")
 
 # Lines of the script's output before the folded details, and what is shown of the script: "whole", "case" (a checking
 # script without the part that runs it) or "folded". Tried in this order until the draft is short enough.
@@ -100,10 +104,6 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
         place = f", `{needed['source']}:{needed.get('line')}`" if needed.get("source") else ""
         contributors.append(f"`{needed.get('rewrite') or needed.get('family')}` ({needed.get('stage')}{place})")
     component, subject = proof.name_component(facts), facts.subject
-    labels = [] if facts.without_compiler or facts.eager_is_wrong else ["oncall: pt2"]
-    labels += [WORDS["together"]["label"]] if facts.nproc is not None else []
-    labels += ["module: correctness (silent)"] if facts.effect is Severity.SILENT else []
-    labels += [component[1]] if component else proof.list_kernel_labels(facts)
     machines = [] if facts.machines is None else [("Machines", scrub(seen_on(facts.machines)))]
     return {
         "facts": facts,
@@ -119,7 +119,8 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
         "paths": proof.paths(facts),
         "mechanism": tell_mechanism(facts.report),
         "proof": proof.proof(facts),
-        "workaround": scrub(workaround),
+        # Code, or the words for what no line of code does.
+        "workaround": f"`{scrub(workaround)}`" if parse_code(workaround) else scrub(workaround),
         "workaround_seen": _PRICE.sub("", seen),
         "known": next((said.issue for said in (facts.mark, facts.umbrella) if said is not None and said.issue), None),
         "related": facts.related[:_RELATED],
@@ -130,16 +131,16 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
         "contributors": contributors,
         "fix": _tell_fix(facts),
         "patch": (facts.shown.get("fix") or {}).get("patch"),
-        "ablations": proof.tried(facts.report, "{:.3g}".format, "–"),
+        "ablations": proof.tried_for_draft(facts.report),
         "ablation_errors": proof.has_errors(facts.report),
         "diff": [scrub(line) for line in proof.get_diff(facts.culprit)[:_MAX_DIFF]],
         # Of a target: nobody can look at the generated kernel on the device.
         "kernel": [scrub(line) for line in str(kernel).strip().splitlines()[:_MAX_KERNEL]],
-        "log": scrub(facts.shown.get("error_log") or "").strip(),
+        "log": scrub(_drop_logged(facts.shown.get("error_log") or "")).strip(),
         "notes": [scrub(note) for note in facts.report.get("evidence", {}).get("notes") or ()],
         "versions": [*versions({**facts.environment, **facts.where}), *machines],
         "rules": rules(facts),
-        "labels": ", ".join(f"`{label}`" for label in dict.fromkeys((*labels, "topic: fuzzer"))),
+        "labels": _join_labels([facts]),
         "newest": facts.history.newest if facts.history is not None else None,
     }
 
@@ -155,6 +156,22 @@ def _tell_fix(facts: IssueFacts) -> str:
     before, after = cause.get("before"), cause.get("after")
     neighbour = f" (`{after}` in place of `{before}`)" if before and after else ""
     return scrub(str(words[form]).format(**fix, known_cases=known, wrong_cases=wrong, neighbour=neighbour))
+
+
+def _join_labels(findings: Sequence[IssueFacts]) -> str:
+    labels = dict.fromkeys(label for facts in findings for label in _iter_labels(facts))
+    return ", ".join(f"`{label}`" for label in (*labels, "topic: fuzzer"))
+
+
+def _iter_labels(facts: IssueFacts) -> Iterator[str]:
+    if not facts.without_compiler and not facts.eager_is_wrong:
+        yield "oncall: pt2"
+    if facts.nproc is not None:
+        yield WORDS["together"]["label"]
+    if facts.effect is Severity.SILENT:
+        yield "module: correctness (silent)"
+    component = proof.name_component(facts)
+    yield from [component[1]] if component else proof.list_kernel_labels(facts)
 
 
 def _tell_step(step: float) -> str:
@@ -173,13 +190,21 @@ def _script(facts: IssueFacts) -> tuple[str, str]:
         script, output = facts.plain, shown.get("plain_output")
     else:
         script, output = facts.reproducer or "", shown.get("plain_output") if facts.nproc is not None else None
-    lines = (line for line in (output or "").splitlines() if not _LOGGED.match(line))
-    return script.strip(), "\n".join(lines)
+    return script.strip(), _drop_logged(output or "")
+
+
+def _drop_logged(output: str) -> str:
+    return "\n".join(line for line in output.splitlines() if not _LOGGED.match(line))
 
 
 def _shorten(output: str, log: str, limit: int) -> list[str]:
-    """The last lines of an output, and the compilers' own messages that it lacks; at most ``limit`` lines."""
+    """The last lines of an output, and the compilers' own messages that it lacks; at most ``limit`` lines.
+
+    Of an error that the compiler raises the first: it is named there.
+    """
     lines = [scrub(line) for line in output.strip().splitlines()]
+    if lines and _RAISED.match(lines[0]) and len(lines) > limit:
+        return [line[:_WIDEST] for line in lines[:limit]]
     messages = [line.strip() for line in log.splitlines() if _MESSAGE.search(line.strip())]
     new = [line for line in dict.fromkeys(messages) if not any(line[:_ALIKE] in known for known in lines)]
     return [line[:_WIDEST] for line in [*lines, *new[:2]]][-limit:] if limit else []
@@ -194,31 +219,67 @@ _CLOSED = ("dup", "fixed", "invalid", "wontfix")
 def draft_umbrella(group: Umbrella, members: Sequence[IssueFacts]) -> str:
     """The draft of a group's issue, in Markdown; ``members`` that a person closed are left out."""
     kept = [facts for facts in members if facts.mark is None or facts.mark.status not in _CLOSED]
-    scripts = ((facts.subject.name, facts.plain or facts.reproducer) for facts in kept)
+    scripts = [
+        (facts.subject.name, *map(scrub, _script(facts)), tell_mechanism(facts.report), proof.proof(facts))
+        for facts in kept
+    ]
     template = get_environment().get_template("reports/umbrella.md.j2")
     return template.render(
         group=group,
-        refuses=all(facts.verdict == Verdict.ACCEPTS_INVALID for facts in kept),
+        title=_name_group(group, kept),
+        refuses=_all_refuse(kept),
         settings=dict.fromkeys(text for facts in kept for _, text in wording.list_opt_ins(facts)),
         rows=sorted(map(_row, kept), key=lambda row: row[1:3]),
-        scripts=[(name, scrub(script)) for name, script in scripts if script is not None],
+        scripts=[script for script in scripts if script[1]],
         versions=versions(kept[0].environment) if kept else [],
         unconfirmed=[facts.subject.name for facts in kept if not facts.confirmed],
+        labels=_join_labels(kept),
     )
 
 
+def is_worth_one_issue(group: Umbrella, members: Sequence[IssueFacts]) -> bool:
+    """Return whether a group has no issue yet, and several members that are neither known nor closed."""
+    marks = [facts.mark.status for facts in members if facts.mark is not None and _means_something(facts)]
+    return group.issue is None and len([status for status in marks if status not in (*_CLOSED, "known")]) > 1
+
+
+def _means_something(facts: IssueFacts) -> bool:
+    return not (facts.report.get("evidence") or {}).get("layout_doubt")
+
+
+def _all_refuse(members: Sequence[IssueFacts]) -> bool:
+    return all(facts.verdict == Verdict.ACCEPTS_INVALID for facts in members)
+
+
+def _name_group(group: Umbrella, members: Sequence[IssueFacts]) -> str:
+    """The title: the passes or operators with what all of them do, or how many there are where that is too long."""
+    if _all_refuse(members):
+        return f"torch.compile accepts calls that eager mode refuses ({len(members)} cases)"
+    names = list(dict.fromkeys(f"`{_name_culprit(facts)}`" for facts in members))
+    wrong, s = all(facts.verdict in VALUES for facts in members), "s" * (len(names) == 1)
+    does = f"give{s} wrong values" if wrong else f"differ{s} from eager mode"
+    tag = "[opt-in] " if group.name.startswith("opt_in-") else ""
+    listed = " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+    text = f"{tag}{listed} {does}"
+    return text if len(text) <= LONGEST else f"{tag}{len(names)} parts of {group.name.removeprefix('opt_in-')} {does}"
+
+
+def _name_culprit(facts: IssueFacts) -> str:
+    culprit = facts.culprit or {}
+    return str(culprit.get("rewrite") or culprit.get("family") or "unknown")
+
+
 def _row(facts: IssueFacts) -> list[str]:
-    culprit, cause = facts.culprit or {}, facts.cause or {}
+    """The cells of a finding: its name, the culprit with a link, the call, its trigger, both results, the versions."""
     seen = find_pair(facts.wrong[0]) if facts.wrong else None
-    eager, compiled = (seen.eager, seen.compiled) if seen else ("", fold_lines(facts.detail))
-    if seen is None and facts.measured is not None and (at := facts.measured.get("at")):
-        where = f"at {facts.measured.get('where')}: "
-        sides = (at.get("eager"), at.get("compiled"))
-        eager, compiled = (where + (f"{side:.4g}" if isinstance(side, float) else str(side)) for side in sides)
+    eager, compiled, does = (seen.eager, seen.compiled, "") if seen else ("", "", describe_effect(facts).does)
     if facts.verdict == Verdict.ACCEPTS_INVALID:
-        eager = ": ".join(refusal(facts))
+        eager, does = ": ".join(refusal(facts)), ""
         compiled = str(facts.report.get("evidence", {}).get("gives") or "runs")
-    operator = culprit.get("rewrite") or culprit.get("family") or "unknown"
-    cells = (str(operator), facts.expression or "", str(cause.get("before") or ""), eager, compiled)
-    short = (fold_lines(scrub(cell), _LONGEST).replace("|", "\\|").replace("`", "'") for cell in cells)
-    return [facts.subject.name, *(f"`{cell}`" if cell else "not known" for cell in short)]
+    cells = (facts.expression or "", name_trigger(facts), eager, compiled)
+    short = [fold_lines(scrub(cell), _LONGEST).replace("|", "\\|").replace("`", "'") for cell in cells]
+    known = f" ([known]({facts.mark.issue}))" if facts.mark is not None and facts.mark.issue else ""
+    place = proof.source_link(facts)
+    culprit = f"`{scrub(_name_culprit(facts))}`{f': {place}' if place else ''}"
+    texts = (f"`{cell}`" if cell else words or "–" for cell, words in zip(short, ("", "", "", does), strict=True))
+    return [f"{facts.subject.name}{known}", culprit, *texts, wording.tell_span(facts)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fuzzcompile.model.contract import EAGER, OutputJson, ReportJson, read_target
-from fuzzcompile.model.culprit_contract import CulpritJson, read_details
+from fuzzcompile.model.culprit_contract import AblationJson, CulpritJson, read_details
 from fuzzcompile.model.privacy import fold_lines, scrub
 from fuzzcompile.model.stages import BY_NAME, CODEGEN, DISPATCHER_LABEL, DYNAMO, INDUCTOR_LABEL
 from fuzzcompile.model.verdicts import FORMS, VALUES, Verdict
@@ -99,8 +99,11 @@ _PLAIN = (
     (r"^veto (.+?)(, graphs run .*)?$", r"`\1` off\2"),
     (r"^only (.+?)(, graphs run .*)?$", r"only `\1` on\2"),
     (r"^decomposition of (\S+) off$", r"`\1` not decomposed"),
-    (r"^(.*[=(].*)$", r"`\1`"),
+    (r"^(graph break at|the frame left to eager mode for) (.+?)(?: in line \d+)?$", r"\1 `\2`"),
+    (r"^([\w.]+(?:\[[^]]*\])?(?: ?=.*|\(.*\)))$", r"`\1`"),
 )
+# Settings by which a culprit is switched off, and do not always reach it.
+_SWITCHES = re.compile(r"^(?:veto |graph break at |torch\._inductor\.config\.disabled_passes = )(.+)$")
 
 
 def plain_toggle(toggle: str) -> str:
@@ -146,7 +149,20 @@ def tried(report: ReportJson, form: Callable[[float], str] | None = None, nothin
         error = entry.get("error")
         left = str(entry.get("non_finite") or nothing) if error is None else (form or format_number)(error)
         rows.append(Tried(plain_toggle(str(entry["toggle"])), bool(entry["repairs"]), left))
-    return rows
+    return list(dict.fromkeys(rows))
+
+
+def tried_for_draft(report: ReportJson) -> list[Tried]:
+    """The ablation table of a draft, without settings that should switch a proved culprit off and do not reach it."""
+    culprit = report.get("culprit") or {}
+    names = {str(name) for name in (culprit.get("rewrite"), culprit.get("pass")) if name and culprit.get("necessary")}
+
+    def reaches(entry: AblationJson) -> bool:
+        switched = _SWITCHES.match(str(entry["toggle"]))
+        return bool(entry["repairs"]) or switched is None or not any(name in switched[1] for name in names)
+
+    kept = [entry for entry in report.get("ablations") or () if reaches(entry)]
+    return tried({**report, "ablations": kept}, "{:.3g}".format, NOTHING)
 
 
 def bars(report: ReportJson) -> list[Bar]:

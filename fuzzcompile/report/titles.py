@@ -11,13 +11,15 @@ from fuzzcompile.report.wording import Claim, list_opt_ins, make_claim
 
 LONGEST = 80
 # What each part costs that a title leaves out or names in fewer words: the cheapest title that fits is taken.
-_SHORT_NAME, _NO_CONDITION, _SHORT_THEN, _NO_THEN, _NO_COMPILER, _NO_OPT_IN = 1, 6, 2, 5, 3, 9
+_SHORT_NAME, _NO_CONDITION, _SHORT_THEN, _NO_THEN, _NO_COMPILER, _NO_OPT_IN = 1, 6, 2, 6, 3, 9
 _PLACE = re.compile(r"^[\w/.-]+\.(?:cpp|h|py):\d+: ")
 _KIND = re.compile(r"^(\w+(?:Error|Exception)?): ")
+# Errors that say nothing without their message.
+_GENERAL = ("RuntimeError", "AssertionError")
 # Words with which no title ends.
 _OPEN = frozenset(
-    ("a", "an", "and", "are", "be", "for", "has", "in", "is", "no", "not", "of", "on", "one", "or", "than", "the", "to",
-     "was", "with", "!=")
+    ("a", "an", "and", "are", "be", "does", "for", "has", "in", "is", "no", "not", "of", "on", "one", "or", "than",
+     "the", "to", "was", "with", "!=")
 )  # fmt: skip
 
 
@@ -59,10 +61,10 @@ def _iter_endings(then: str) -> Iterator[tuple[int, str]]:
         message = _PLACE.sub("", message)
         words = [word for word in message.split() if not word.endswith("…")]
         if kind:
-            for count in range(len(words), 2, -1):
-                if words[count - 1] not in _OPEN:
-                    yield _SHORT_THEN + 1, f": {kind}: {' '.join(words[:count])}"
-            yield _NO_THEN - 1, f" with {kind}"
+            counts = [count for count in range(len(words), 2, -1) if words[count - 1] not in _OPEN]
+            yield from ((_SHORT_THEN + 1, f": {kind}: {' '.join(words[:count])}") for count in counts)
+            yield _NO_THEN - (1 if kind in _GENERAL else 2), f" with {kind}"
+            yield from ((_NO_THEN - 2, f": {' '.join(words[:count])}") for count in counts)
     yield _NO_THEN, ""
 
 

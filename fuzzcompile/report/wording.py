@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +26,13 @@ from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.verdicts import ERRORS, VALUES, Verdict
 from fuzzcompile.report.circumstances import WORDS, meaning_for
 from fuzzcompile.report.finding_facts import IssueFacts, read_constants
-from fuzzcompile.report.operations import name_operations
+from fuzzcompile.report.operations import (
+    find_ignored,
+    is_in_script,
+    list_changed_keywords,
+    name_operations,
+    tell_neighbour,
+)
 from fuzzcompile.report.proof import describe_repair, list_changes
 
 # Users that a bug hits, conditions that it takes, versions that have it: the sentences of a draft.
@@ -50,6 +56,9 @@ def reach(facts: IssueFacts) -> str:
         return f"It needs options that are off by default: `{'`, `'.join(opt_ins)}`.{quiet} {seen}"
     if draws := [name for name in NEUTRAL if name in _read_settings(constants)]:
         return f"It happens with the default settings and `{draws[0]} = True`, for equal random numbers.{quiet} {seen}"
+    own = next((own for name, own in WORDS["called_by_module"].items() if f"{name}(" in (facts.plain or "")), None)
+    if own is not None:
+        return f"It happens with the default settings where it is called as below. {own}{quiet} {seen}"
     return f"It happens with the default settings.{quiet} {seen}"
 
 
@@ -113,6 +122,15 @@ def since(facts: IssueFacts) -> str:
     return text
 
 
+def tell_span(facts: IssueFacts) -> str:
+    """The versions that show it in a few words, for a table."""
+    history = facts.history
+    if history is None or history.affected_since is None:
+        return f"{public(facts.torch or '')} (no other was tried)"
+    tried = f"{history.affected_since}, fixed in {history.fixed_in}" if history.fixed_in else ""
+    return tried or " to ".join(dict.fromkeys([history.affected_since, history.newest or history.affected_since]))
+
+
 def _where(facts: IssueFacts, constants: Mapping[str, object]) -> str:
     """Device and passes: what the script for the issue needs, else what the case was judged under."""
     mode = "in a forward and a backward pass"
@@ -134,13 +152,10 @@ def _device(facts: IssueFacts) -> str:
 
 # What a bug does, in the words of a user who meets it.
 
-_LONG_CALL = 40  # characters of a call of which the one argument that matters says more
 _ERROR = 90  # characters of an error's message in a title
+_WHOLE_ERROR = 300  # the same in the text
 _NAMESPACES = re.compile(r"(?:[A-Za-z_]\w*::)+")
-_ARGUMENT = re.compile(r"(\w+)\((\w+)\)$")  # of an operator, in a cause's fingerprint
 _DTYPE = re.compile(r"\b(?:b?float|u?int|complex)\d+\w*|\bbool\b")
-# Names of values, not of functions, attributes or keywords.
-_NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?![\w.(]|\s*=)")
 
 
 class Effect(NamedTuple):
@@ -166,7 +181,7 @@ def describe_effect(facts: IssueFacts) -> Effect:
         return Effect("draws other random numbers than eager", " with `fallback_random = True`")
     if written := _written(facts):
         return written
-    if verdict in VALUES and (ignores := _computes_its_neighbour(facts)):
+    if verdict in VALUES and (ignores := find_ignored(facts)):
         return Effect(ignores)
     if facts.shares_wrongly:
         return _sharing(facts)
@@ -205,7 +220,14 @@ def describe_condition(facts: IssueFacts) -> str:
         return f" for {' and '.join(dict.fromkeys(names))}"
     if kind == "size" and str(cause.get("fingerprint")).startswith("size of "):
         return f" for a {cause['fingerprint']}"
-    return ""
+    if kind == "argument" and (changed := list_changed_keywords(facts)) and not find_ignored(facts):
+        return f" with `{changed[0]}`"
+    # Without a cause, what the script shows: every tensor that it makes has one dtype.
+    made = (
+        [] if kind or facts.without_compiler else re.findall(r"= torch\.\w+\((.*)\)$", facts.plain or "", re.MULTILINE)
+    )
+    dtypes = {"".join(re.findall(r"dtype=torch\.(\w+)", text)) for text in made}
+    return f" for {dtypes.pop()}" if len(dtypes) == 1 and "" not in dtypes else ""
 
 
 def refusal(facts: IssueFacts) -> tuple[str, str]:
@@ -228,93 +250,13 @@ def find_pair(entry: OutputJson) -> ValuePair | None:
     return ValuePair.parse(str(entry.get("detail") or ""))
 
 
-def _computes_its_neighbour(facts: IssueFacts) -> str | None:
-    """Return what is ignored, if the compiled program computes what eager computes on the nearest case that passes."""
-    cause: CauseJson = facts.cause or {}
-    if cause.get("computes") != "neighbour" or cause.get("kind") not in ("argument", "value"):
-        return None
-    before, after = _sides(facts)
-    called = _ARGUMENT.search(str(cause.get("fingerprint") or ""))
-    if called and re.search(rf"\b{called[2]}\s*=", before):
-        own: object = re.search(rf"\b{called[1]}(\.\w+)?\(", (facts.expression or "").partition(")")[0])
-        own = own or any(re.fullmatch(rf"`(?:\w+\.)*{called[1]}`", name) for name in name_operations(facts))
-        return f"ignores `{called[2]}`" + ("" if own else f" of `{called[1]}`")
-    if " = " in before:  # an input with other values
-        return None
-    if not before or not after:
-        return None
-    if not in_users_words(facts, before, after):
-        return f"ignores the order of {reordered}" if (reordered := reordering(facts)) else None
-    if _list_changed_keywords(facts):
-        return f"ignores `{called[2]}`" if called else None
-    if facts.expression and before in facts.expression:
-        return f"is computed as `{facts.expression.replace(before, after)}`"
-    if called:
-        return f"ignores `{called[2]}` of `{called[1]}`"
-    return f"computes `{after}` instead of `{before}`"
-
-
-def _list_changed_keywords(facts: IssueFacts) -> Sequence[str]:
-    """The argument that the nearest case that passes changes, by keyword on either side; none where the call is short.
-
-    It is the only constant in which two long calls differ.
-    """
-    before, after = _sides(facts)
-    called = _ARGUMENT.search(str((facts.cause or {}).get("fingerprint") or ""))
-    if called is None or len(before) < _LONG_CALL or not re.match(rf"[\w.]*\b{called[1]}\(", before):
-        return ()
-    changed = _find_changed_constant(before, after)
-    return () if changed is None else [f"{called[2]}={side}" for side in changed]
-
-
-def _find_changed_constant(before: str, after: str) -> tuple[str, str] | None:
-    sides = [_parse_arguments(text)[3:] for text in (before, after)]
-    pairs = list(zip(*sides, strict=False)) if len(sides[0]) == len(sides[1]) else []
-    if not pairs or any(type(left) is not type(right) for left, right in pairs):
-        return None
-    names = [(ast.unparse(left), ast.unparse(right)) for left, right in pairs if isinstance(left, ast.Name)]
-    constants = [(ast.unparse(left), ast.unparse(right)) for left, right in pairs if isinstance(left, ast.Constant)]
-    changed = [pair for pair in constants if pair[0] != pair[1]]
-    return changed[0] if len(changed) == 1 and all(left == right for left, right in names) else None
-
-
-def _sides(facts: IssueFacts) -> tuple[str, str]:
-    cause: CauseJson = facts.cause or {}
-    return str(cause.get("before") or ""), str(cause.get("after") or "")
-
-
-def in_users_words(facts: IssueFacts, *texts: str) -> bool:
-    """Return whether every name in texts that are code stands in the script or the expression that the reader sees."""
-    plain = facts.shown.get("plain") or ""
-    seen = f"{plain}\n{facts.expression or ''}"
-    names, composed = list[str](), (ast.Call, ast.Subscript, ast.List)
-    for text in texts:  # code that calls or indexes something, not a name or words such as "shape (1, 2)"
-        if not re.search(r"\w \(", text) and any(isinstance(node, composed) for node in _parse_arguments(text)[3:]):
-            names += _NAME.findall(text)
-    return not plain or all(re.search(rf"\b{name}\b", seen) for name in names)
-
-
-def _parse_arguments(text: str) -> list[ast.AST]:
-    try:
-        return list(ast.walk(ast.parse(f"call({text})")))
-    except (SyntaxError, ValueError):
-        return []
-
-
-def reordering(facts: IssueFacts) -> str | None:
-    """The argument whose parts the nearest case that passes has in another order; None if it differs otherwise."""
-    before, after = (sorted(_NAME.findall(side)) for side in _sides(facts))
-    argument = _ARGUMENT.search(str((facts.cause or {}).get("fingerprint") or ""))
-    return f"its `{argument[2]}`" if argument and before == after and len(before) > 1 else None
-
-
 def _written(facts: IssueFacts) -> Effect | None:
     named = [(ObservableName.parse(str(entry.get("name"))), entry.get("detail")) for entry in facts.wrong]
     written = [(observable, detail) for observable, detail in named if observable.after]
     details = {detail for _, detail in written}
     what = "input" if all("input" in observable.what for observable, _ in written) else "state"
     if details == {ONLY_EAGER}:
-        return Effect(f"does not change its {what}", ", as eager does", of_program=True)
+        return Effect(f"leaves its {what} unchanged", ", which eager changes", of_program=True)
     if details == {ONLY_COMPILED}:
         return Effect(f"changes its {what}", ", which eager leaves as it is", of_program=True)
     return None
@@ -365,9 +307,6 @@ def _sharing(facts: IssueFacts) -> Effect:
     return Effect("shares other memory", " than in eager")
 
 
-_NAMED = re.compile(r"^\w+ of (?!\d)")  # "mask of bool", "x of shape (1, 2)"; not "size of 1"
-
-
 def summary(facts: IssueFacts) -> str:
     """The first paragraph: what goes wrong, by how much, for whom, and since which version."""
     return " ".join(filter(None, _sentences(facts)))
@@ -375,7 +314,7 @@ def summary(facts: IssueFacts) -> str:
 
 def tell_claim(facts: IssueFacts) -> str:
     """The sentence that says what goes wrong, and the nearest program that passes."""
-    return " ".join(filter(None, (_claim(facts, "`torch.compile`") + ".", _right_with(facts))))
+    return " ".join(filter(None, (_claim(facts), tell_neighbour(facts))))
 
 
 def why_not(facts: IssueFacts) -> str:
@@ -384,7 +323,7 @@ def why_not(facts: IssueFacts) -> str:
 
 
 def _sentences(facts: IssueFacts) -> Iterator[str]:
-    yield _claim(facts, "`torch.compile`") + "."
+    yield _claim(facts)
     if facts.verdict == Verdict.EAGER_WRONG:
         yield from _tell_eager_fault(facts)
     elif facts.without_compiler:
@@ -403,10 +342,9 @@ def _sentences(facts: IssueFacts) -> Iterator[str]:
         if facts.target is not None and facts.verdict in VALUES:
             text = meaning_for(facts.report, "")
             yield f"{text[:1].upper()}{text[1:]}."
-        # The script for an issue draws a gradient of its own, and prints its numbers.
-        yield "" if facts.plain and facts.wrong_in_gradients else _observed(facts)
+        yield _observe_in_script(facts)
         yield from _tell_stale_graph(facts)
-        yield _right_with(facts)
+        yield tell_neighbour(facts)
         yield reach(facts)
     if facts.nproc is not None:
         command = format_script(Path("repro.py"), facts.nproc)
@@ -433,6 +371,11 @@ def _tell_stale_graph(facts: IssueFacts) -> Iterator[str]:
     yield told or "Dynamo has no guard on it."
 
 
+def _elide_names(code: str) -> str:
+    """A call without the names of tensors, which the script that is shown may lack."""
+    return re.sub(r"\((?:[a-z_]\w*(?:, )?)+\)", "(…)", code)
+
+
 def _is_kernel_wrong(facts: IssueFacts) -> bool:
     return facts.verdict == Verdict.EAGER_WRONG and facts.kernel is not None
 
@@ -445,13 +388,13 @@ def _tell_eager_fault(facts: IssueFacts) -> Iterator[str]:
             if "backward" in facts.kernel
             else "Eager mode makes that call in"
         )
-        yield f"{maker} {_subject(facts)}."
+        yield f"{maker} {_elide_names(_subject(facts))}, as in the program that is folded below."
         compiled = "The same program under `torch.compile` computes it in another way, and is right"
         right = "A second reference computes it by other code" if facts.path == EAGER else compiled
         yield f"No compiler is involved. {right}: eager mode agrees with it {describe_repair(facts)}."
     else:
         yield f"The same program under `torch.compile` is right: {fold_lines(facts.detail)}."
-    yield _observed(facts)
+    yield "" if facts.without_compiler else _observe_in_script(facts)  # its script calls the kernel on other values
     yield "Nothing warns of it."
 
 
@@ -471,7 +414,8 @@ def make_claim(facts: IssueFacts, compiler: str = "torch.compile") -> Claim:
     if facts.kernel and (facts.without_compiler or _is_kernel_wrong(facts)):
         on = f" on {_device(facts)}" if facts.device else ""
         name = facts.kernel.removesuffix(".default")
-        return Claim((f"`{spell_operator(name)}`", f"`{name}`"), effect.does, on, "", effect.then)
+        kernels = (f"`{spell_operator(name)}`", f"`{name}`", f"`{name.removeprefix('aten.')}`")
+        return Claim(kernels, effect.does, on, effect.then, "")
     if facts.verdict == Verdict.STALE:
         return Claim(("A compiled program",), effect.does, "", "", effect.then)
     # An error of the compiler needs no "under torch.compile".
@@ -484,34 +428,42 @@ def make_claim(facts: IssueFacts, compiler: str = "torch.compile") -> Claim:
     return Claim(subjects, effect.does, "" if bare else f" under {compiler}", describe_condition(facts), effect.then)
 
 
-def _claim(facts: IssueFacts, compiler: str) -> str:
-    claim = make_claim(facts, compiler)
-    return f"{claim.subjects[0]} {claim.does}{claim.under}{claim.condition}{claim.then}"
+def _claim(facts: IssueFacts) -> str:
+    """The sentence of the claim, with the whole message of an error."""
+    claim = make_claim(facts, "`torch.compile`")
+    then = f": {error_in(facts, _WHOLE_ERROR)}" if facts.verdict in ERRORS and claim.then else claim.then
+    subject = next((name for name in claim.subjects if is_in_script(facts, name)), claim.subjects[-1])
+    text = f"{subject} {claim.does}{claim.under}{claim.condition}{then}"
+    return text if text.endswith((".", "…")) else f"{text}."
 
 
 def _subject(facts: IssueFacts) -> str:
     return next(iter(name_operations(facts)), "a program")
 
 
-def _right_with(facts: IssueFacts) -> str:
-    """The nearest case that passes, without names of tensors: the script may call them otherwise."""
-    before, after = (_NAMED.sub("", side) for side in _sides(facts))
-    if not before or not after:
-        return ""
-    fine = "it compiles" if facts.verdict == Verdict.COMPILE_ERROR else "the result is correct"
-    if (facts.cause or {}).get("kind") == "layout" and after.startswith("contiguous "):
-        return f"With a contiguous input {fine}."
-    if keywords := _list_changed_keywords(facts):
-        return f"With `{keywords[1]}` instead of `{keywords[0]}` {fine}."
-    if in_users_words(facts, before, after):
-        return f"With {_quoted(after)} instead of {_quoted(before)} {fine}."
-    reordered = reordering(facts)
-    return f"With {reordered} in their usual order the result is correct." if reordered else ""
+_PLACE = re.compile(r" at \[[^]]*\]|\binputs? \d+|\b[Rr]esult \d+")
+_TUPLE = re.compile(r"\([\d, ]+\)")
+# A number with its fraction and exponent, not a digit of a name.
+_NUMBER = re.compile(r"(?<![\w.])(?:\d+\.\d*|\d+)(?:e[-+]?\d+)?(?![\w.]*\w)|\bnan\b|\binf\b")
 
 
-def _quoted(text: str) -> str:
-    flat = fold_lines(text, 80)
-    return f"`{flat}`" if not re.search(r"\w \(", flat) and _parse_arguments(flat) else flat
+def _observe_in_script(facts: IssueFacts) -> str:
+    """What was observed, if the script that is shown says or prints the same numbers; nothing of any other program."""
+    told = _observed(facts)
+    if not facts.plain or not told:
+        return told
+    shown = f"{facts.plain}\n{facts.shown.get('plain_output') or ''}"
+    tuples = _TUPLE.findall(told)
+    there = [float(number) for number in _NUMBER.findall(shown)]
+    numbers = [float(number) for number in _NUMBER.findall(_PLACE.sub("", _TUPLE.sub("", told)))]
+    found = all(any(_is_printed_as(number, own) for own in there) for number in numbers)
+    return told if found and all(each in shown for each in tuples) else ""
+
+
+def _is_printed_as(number: float, printed: float) -> bool:
+    """Return whether a number of four digits may be one that torch prints, with four digits behind the point."""
+    both_nan = math.isnan(number) and math.isnan(printed)
+    return both_nan or math.isclose(number, printed, rel_tol=5e-4, abs_tol=5e-5 if number > 5e-4 else 0.0)
 
 
 def _observed(facts: IssueFacts) -> str:
@@ -519,8 +471,7 @@ def _observed(facts: IssueFacts) -> str:
         message = refusal(facts)[1]
         return f"Eager's error: `{message}`." if message else ""
     if facts.verdict in ERRORS:
-        whole = error_in(facts, 300)
-        return f"The error: {whole}." if whole != error_in(facts) else ""
+        return ""  # the claim has its message
     if not facts.wrong:
         return f"{fold_lines(facts.detail)}." if facts.detail else ""
     if facts.measured:
@@ -533,7 +484,8 @@ def _observed(facts: IssueFacts) -> str:
     if facts.shares_wrongly and shared is not None:
         is_or = "is " if shared.copied_when_compiled else ""
         what = shared.eager.removeprefix(f"{entry.get('name')} ")
-        return f"{name} {what} in eager, and {is_or}{shared.compiled} when compiled; the values are the same."
+        said = f"{name} {what} in eager, and {is_or}{shared.compiled} when compiled; the values are the same."
+        return re.sub(r"\binput(?=\d)", "input ", said)
     if entry.get("finding") == "integer" and (at := entry.get("at") or {}).keys() >= {"eager", "compiled"}:
         return f"{name}{_tell_place(entry)} is {at['eager']} in eager and {at['compiled']} compiled."
     if entry.get("finding") == "stride" and values:
@@ -547,7 +499,8 @@ def _measured(facts: IssueFacts, entry: OutputJson) -> str:
     name = _name(facts, entry)
     errors = [_number(entry.get(key)) for key in ("max_abs_error_compiled", "max_abs_error_eager")]
     against = f"{errors[0]} away from float64, eager {errors[1]}" if all(errors) else ""
-    against = "" if facts.eager_is_wrong else against  # float64 in eager mode calls the kernel that is wrong
+    # Float64 in eager mode calls the kernel that is wrong, and a plain script does not compute in it.
+    against = "" if facts.eager_is_wrong or (facts.plain and eager and compiled) else against
     if not eager or not compiled:
         return f"{name} is {against or 'NaN or infinite in other elements than in eager'}"
     other = "by a second reference" if facts.path == EAGER else "compiled"
@@ -564,7 +517,9 @@ def _name(facts: IssueFacts, entry: OutputJson) -> str:
     observable = ObservableName.parse(name)
     if observable.derivative and observable.call is None:
         return f"The {name.replace('input', 'input ', 1) if name[-1].isdigit() else name}"
-    return "The result" if len(facts.outputs) == 1 else f"`{name}`"
+    if observable.leaf is not None and observable.leaf.kind == "out" and observable.what == name:
+        return "The result" if len(facts.outputs) == 1 else f"Result {observable.leaf.index}"
+    return f"`{name}`"
 
 
 def _number(value: object) -> str:

@@ -17,6 +17,7 @@ from fuzzcompile.model.settings import FiniteRange
 from fuzzcompile.model.tolerances import Tolerances
 
 if TYPE_CHECKING:
+    from fuzzcompile.analyses.profile.profile_case import ProfileTask
     from fuzzcompile.analyses.profile.recordings import RecordedRun
     from fuzzcompile.model.profile_contract import ProfileJson
 
@@ -117,8 +118,8 @@ def profile(
     side = parse(measured)
     asked = ProfileOptions(side, parse(reference), Look(depth, int(keep * 2**30), operators=ops), tolerances, math_only)
     recording = record.resolve() if record is not None else None
-    arguments = read_script_arguments()
-    task = ProfileTask(case, asked, call, module, nproc or count_processes(file.source), arguments, recording)
+    processes = nproc or count_processes(file.source)
+    task = ProfileTask(case, asked, call, module, processes, read_script_arguments(), recording)
     with WaitLine(as_json=as_json) as waiting:
         if record is not None:
             waiting.say(f"recording {case.name} as {side}")
@@ -126,10 +127,9 @@ def profile(
         else:
             answer = profile_case(task, conditions, progress=waiting.say)
     if record is not None:
-        click.echo(json.dumps(asdict(written)) if as_json else _describe_recording(written, case, arguments))
+        click.echo(json.dumps(asdict(written)) if as_json else _describe_recording(written, task))
         return 0
-    asked_of = {"call": call, "module": module, "nproc": nproc, "arguments": arguments}
-    name = CommandSubject(str(case), {**conditions.options(), "timeout": None, **asked_of})
+    name = CommandSubject(str(case), {**conditions.options(), **task.ask_about(module).options(), "timeout": None})
     return _show_profile(answer, name, page, as_json=as_json)
 
 
@@ -147,8 +147,8 @@ def _show_profile(answer: ProfileJson, name: CommandSubject, page: Path | None, 
     return 1 if answer["verdict"] == "jump" else 0
 
 
-def _describe_recording(recorded: RecordedRun, case: Path, arguments: tuple[str, ...]) -> str:
-    command = format_command("profile", case, against=recorded.path, arguments=arguments)
+def _describe_recording(recorded: RecordedRun, task: ProfileTask) -> str:
+    command = format_command("profile", task.path, against=recorded.path, arguments=task.arguments)
     return (
         f"Recorded {recorded.calls} results of {recorded.side} in {recorded.path} ({recorded.size / 2**20:.1f} MiB). "
         f"Next, where you have the same case: {command}"

@@ -30,7 +30,7 @@ from fuzzcompile.report.ci_formats import Scanned
 from fuzzcompile.report.ci_formats import sarif as sarif_log
 from fuzzcompile.report.filing import INDEX, find_refusal, make_entry, with_entry
 from fuzzcompile.report.finding_facts import IssueFacts
-from fuzzcompile.report.issue_draft import draft_issue, draft_umbrella
+from fuzzcompile.report.issue_draft import draft_issue, draft_umbrella, is_worth_one_issue
 from fuzzcompile.report.output_files import EventLog, check_writable, write_whole
 
 
@@ -77,18 +77,19 @@ def collect_issue_facts(store: Store, finding: str | int) -> IssueFacts:
 
 def draft_group(store: Store, name: str) -> str | None:
     """Draft one issue for a group of findings; return None if the corpus has no findings in a group of that name."""
-    members = [
-        collect_issue_facts(store, finding.public_id) for finding in store.summaries() if finding.umbrella == name
-    ]
-    group = store.umbrella(name)
+    group, members = store.umbrella(name), _collect_group(store, name)
     return draft_umbrella(group, members) if members and group is not None else None
+
+
+def _collect_group(store: Store, name: str) -> list[IssueFacts]:
+    return [collect_issue_facts(store, finding.public_id) for finding in store.summaries() if finding.umbrella == name]
 
 
 def write_draft(store: Store, finding: str, folder: Path) -> None:
     """Write the draft of ``finding`` into ``folder``, which is created if needed, and its line in the index there.
 
     A finding that is not to be filed gets a line with the reason, and no draft. Of a finding that was merged into
-    another, that of the other is written, and the draft of its group as well.
+    another, that of the other is written, and the draft of its group as well where that is worth one issue.
 
     Raises:
         OSError: a file cannot be written.
@@ -102,8 +103,12 @@ def write_draft(store: Store, finding: str, folder: Path) -> None:
         (folder / f"{gone}.md").unlink(missing_ok=True)
     if refusal is None:
         (folder / f"{name}.md").write_text(draft_issue(facts), encoding="utf-8")
-    if facts.umbrella is not None and (group := draft_group(store, facts.umbrella.name)) is not None:
-        (folder / f"{facts.umbrella.name}.md").write_text(group, encoding="utf-8")
+    if (group := facts.umbrella) is not None:
+        of_group, members = folder / f"{group.name}.md", _collect_group(store, group.name)
+        if is_worth_one_issue(group, members):
+            of_group.write_text(draft_umbrella(group, members), encoding="utf-8")
+        else:
+            of_group.unlink(missing_ok=True)
     earlier = index.read_text(encoding="utf-8") if index.is_file() else ""
     index.write_text(with_entry(earlier, make_entry(name, facts, refusal), replaces=finding), encoding="utf-8")
 

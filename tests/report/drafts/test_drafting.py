@@ -163,3 +163,30 @@ def test_a_comment_on_nothing_is_refused(store, capsys):
     name, _ = added(store)
     status, _, err = issue(store, capsys, name, "--comment", "soon")
     assert status == 2 and "soon" in err
+
+
+def test_a_group_is_drafted_with_its_culprits_and_what_its_scripts_print(store, tmp_path, capsys):
+    detail = "eager raises ValueError: bad; compiled runs"
+    (first, sha256), (second, _) = (added(store, n, verdict="accepts_invalid", detail=detail) for n in (1, 2))
+    store.add_replay(first, Replay(sha256, "2.13.0+cpu", None, "failing", ["failing"] * 3, "", 1.0))
+    for name in (first, second):
+        write_draft(store, name, tmp_path)
+    draft = (tmp_path / "validation.md").read_text(encoding="utf-8")
+    assert draft.startswith("# torch.compile accepts calls that eager mode refuses (2 cases)\n")
+    assert draft.count("post_grad.py#L1800) | `torch.add(x, a @ b, alpha=0.5)` | `alpha=0.5` | `ValueError: bad`") == 2
+    assert "| 2.13.0 |" in draft and "| 2.13.0 (no other was tried) |" in draft
+    assert draft.count("- **Proof:** the bug is gone") == draft.count(SHOWN["plain_output"]) == 2
+    # Where only one is left to report, a group is not worth an issue.
+    store.mark(first, Mark("known", "https://github.com/pytorch/pytorch/issues/5"))
+    write_draft(store, first, tmp_path)
+    assert not (tmp_path / "validation.md").exists()
+    assert (
+        f"| {first} ([known](https://github.com/pytorch/pytorch/issues/5)) |" in issue(store, capsys, "validation")[1]
+    )
+
+
+def test_the_title_of_a_group_says_what_its_parts_do(store, capsys):
+    name, _ = added(store, opt_in=["freezing"])
+    added(store, 2, opt_in=["freezing"], culprit={**CULPRIT, "rewrite": "bmm"})
+    draft = issue(store, capsys, store.finding(name).umbrella)[1]
+    assert draft.startswith("# [opt-in] `addmm` and `bmm` give wrong values\n")

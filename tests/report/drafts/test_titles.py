@@ -87,7 +87,7 @@ def test_every_verdict_that_is_a_bug_has_words_of_its_own():
 @pytest.mark.parametrize(
     ("detail", "effect"),
     [
-        ("only eager has it", "does not change its input under torch.compile, as eager does"),
+        ("only eager has it", "leaves its input unchanged under torch.compile, which eager changes"),
         ("only compiled has it", "changes its input under torch.compile, which eager leaves as it is"),
     ],
 )
