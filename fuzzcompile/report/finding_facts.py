@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from fuzzcompile.corpus.replay.replay_history import History, history
-from fuzzcompile.model.contract import CauseJson, OutputJson, ReportJson, RungJson, ShownJson, read_target
+from fuzzcompile.model.contract import CauseJson, EvidenceJson, OutputJson, ReportJson, RungJson, ShownJson, read_target
 from fuzzcompile.model.culprit_contract import CulpritJson, read_details
 from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.model.hints import CommandSubject
@@ -114,7 +114,7 @@ class IssueFacts:
         from fuzzcompile.corpus.transactions import Mark, get_status
 
         return cls(
-            finding.report,
+            _report_on_script(finding, reproducer),
             reproducer.source if reproducer is not None else None,
             environment,
             finding.first_seen.date().isoformat(),
@@ -216,6 +216,17 @@ class IssueFacts:
         operator = None if match is None else match[1]
         written = next(filter(None, reversed(codes)), None) or find_expression(self.reproducer, operator)
         return written or (match and match[0])
+
+
+def _report_on_script(finding: Finding, reproducer: Reproducer | None) -> ReportJson:
+    """The report on the script that a draft shows; where it proves no culprit, its outputs in the finding's own."""
+    own = reproducer.report if reproducer is not None else None
+    if own is None or own["verdict"] != finding.report["verdict"]:
+        return finding.report
+    if (own.get("culprit") or {}).get("necessary"):
+        return own
+    evidence: EvidenceJson = {**finding.report["evidence"], "outputs": own["evidence"]["outputs"]}
+    return {**finding.report, "evidence": evidence, "detail": own["detail"]}
 
 
 def _text(value: object) -> str | None:

@@ -48,6 +48,9 @@ _MESSAGE = re.compile(r"(?:\berror: |^[\w.]*(?:Error|Exception|Failure)\b: ).+")
 # The line of a traceback that names the error, which torch's own compiler raises: its message may have many lines.
 _RAISED = re.compile(r"torch\.[\w.]+: ")
 
+# What stands in a line before the error itself: its module, and the backend that passes it on.
+_RAISED_BY = re.compile(r"^torch\.(?:\w+\.)*(?:BackendCompilerFailed: backend='\w+' raised:\s*|InductorError: )?")
+
 # Lines of the script's output before the folded details, and what is shown of the script: "whole", "case" (a checking
 # script without the part that runs it) or "folded". Tried in this order until the draft is short enough.
 _SHAPES = (
@@ -96,7 +99,7 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
     kernel = (read_details(facts.culprit).get("kernel_source") or "") if facts.target is not None else ""
     results, ladder = _AGAINST_WRONG_EAGER if facts.eager_is_wrong else _RESULTS, []
     for rung in facts.ladder:
-        says = fold_lines(rung.get("says") or "", 60) if rung["result"] == "raises" else ""
+        says = fold_lines(_RAISED_BY.sub("", rung.get("says") or ""), 60) if rung["result"] == "raises" else ""
         result = results.get(rung["result"], rung["result"])
         ladder.append((rung["backend"], (f"{result}: `{says}`" if says else result).replace("|", "\\|")))
     contributors = []

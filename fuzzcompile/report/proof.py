@@ -98,7 +98,7 @@ def get_diff(culprit: CulpritJson | None) -> list[str]:
 _PLAIN = (
     (r"^veto (.+?)(, graphs run .*)?$", r"`\1` off\2"),
     (r"^only (.+?)(, graphs run .*)?$", r"only `\1` on\2"),
-    (r"^decomposition of (\S+) off$", r"`\1` not decomposed"),
+    (r"^decomposition of (.+) off$", r"`\1` not decomposed"),
     (r"^(graph break at|the frame left to eager mode for) (.+?)(?: in line \d+)?$", r"\1 `\2`"),
     (r"^([\w.]+(?:\[[^]]*\])?(?: ?=.*|\(.*\)))$", r"`\1`"),
 )

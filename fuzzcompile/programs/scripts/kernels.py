@@ -15,7 +15,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from fuzzcompile.programs.ir.case_source import (
 )
 from fuzzcompile.programs.ir.program import Fill, Input
 from fuzzcompile.run.reference.formulas import apply_formula
-from fuzzcompile.run.tensors import copy_tree, is_inexact
+from fuzzcompile.run.tensors import copy_tree, is_inexact, list_tensors
 
 # Beyond rounding: relative to the largest element of the result.
 _SHARE = 1e-3
@@ -47,14 +47,15 @@ def main(path: str, operator: str | None = None) -> None:
 
     Operators are called as eager mode does it first, and then as they are decomposed for Inductor: a program may be
     wrong in eager mode, where the kernel is, and right once it is compiled. The first script has random values, the
-    second those that were seen.
+    last those that were seen. Where these make NaN, of a negative variance say, positive values are tried first.
     """
     for decomposed in (False, True):
         for call in record_operator_calls(load_case(Path(path)), torch.device("cpu"), decomposed=decomposed):
             if operator is not None and str(call.operator) != operator:
                 continue
             if _depends_on_layout(call):
-                scripts = [_write_script(call, drawn=drawn) for drawn in (True, False)]
+                scripts = [_write_script(call, "rand")] if _holds_nan(call) else []
+                scripts += [_write_script(call, values) for values in ("drawn", "seen")]
             elif operator is None:  # other code than the kernel is asked about one that is under suspicion
                 scripts = []
             else:  # of wrong values, the gradient is no further evidence
@@ -82,8 +83,18 @@ def _differ(left: torch.Tensor, right: torch.Tensor) -> bool:
     return not torch.allclose(left, right, rtol=_SHARE, atol=_SHARE * largest, equal_nan=True)
 
 
-def _write_script(call: AtenCall, *, drawn: bool) -> str:
+def _holds_nan(call: AtenCall) -> bool:
+    try:
+        results = call.operator(*copy_tree(call.args), **copy_tree(dict(call.kwargs)))
+    except Exception:  # raised for the layout, which may be the fault
+        return False
+    return any(bool(each.isnan().any()) for each in list_tensors(results) if is_inexact(each))
+
+
+def _write_script(call: AtenCall, values: Literal["rand", "drawn", "seen"]) -> str:
+    drawn = values != "seen"
     lines, arguments, kwargs = _write_arguments(call, drawn=drawn)
+    lines = [line.replace("torch.randn(", "torch.rand(") if values == "rand" else line for line in lines]
     return _join(
         *lines,
         f"args = [{', '.join(arguments)}]",

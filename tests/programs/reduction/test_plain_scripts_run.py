@@ -148,6 +148,16 @@ def make():
 """
 
 
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the kernel of this torch")
+def test_values_of_which_the_kernel_makes_nan_are_drawn_positive_first():
+    negative = BATCH_NORM.replace("torch.ones(2)", "-torch.ones(2)").replace("training=True", "training=False")
+    for source, drawn in ((BATCH_NORM, "randn"), (negative, "rand")):
+        scripts = find_wrong_kernel(source, "aten.native_batch_norm_backward.default")["scripts"]
+        assert f"grad_out = torch.{drawn}(" in scripts[0]
+        alone = run_alone(scripts[0], timeout=120)
+        assert "Mismatched elements" in alone.output and "nan" not in alone.output
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the kernel of this torch")
 def test_where_eager_is_wrong_an_issue_has_a_script_of_eager_mode_alone():

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from findings import CASE, CHECK, CULPRIT, ENVIRONMENT, SHOWN, facts
+from findings import CASE, CHECK, CULPRIT, ENVIRONMENT, SHOWN, WRONG, facts
 
 from fuzzcompile.corpus.models import Related, Replay
 from fuzzcompile.corpus.records import CaseRecord, Reproducer
@@ -49,6 +49,19 @@ def test_the_command_prints_the_draft(store, capsys):
     status, out, err = issue(store, capsys, name)
     assert status == 0 and err == "" and out.startswith("# `torch.add(x, a @ b, alpha=0.5)` ignores `alpha`")
     assert out.endswith("`topic: fuzzer`.\n") and "449b1768/torch" not in out and "#L1800)" in out
+
+
+def test_the_numbers_of_a_draft_are_those_of_its_script(store, capsys):
+    name, _ = added(store)
+    own = store.best_reproducer(name)
+    small = {**WRONG, "at": {"eager": 1.0, "compiled": 2.0}}
+    shown = {**SHOWN, "plain_output": "tensor([[1.]])\ntensor([[2.]])\ntensor([[0.6037]])\ntensor([[1.504]])"}
+    report = {**own.report, "evidence": {**own.report["evidence"], "outputs": [small]}}
+    store.add_reproducer(
+        name, replace(own, sha256=f"{9:064}", source=own.source + "\n", lines=3, report=report, shown=shown)
+    )
+    draft = issue(store, capsys, name)[1]
+    assert "is 1 in eager and 2 compiled" in draft and "is 0.6037 in eager" not in draft
 
 
 def test_what_is_not_to_be_filed_gets_the_reason_and_no_draft(store, capsys):

@@ -656,6 +656,17 @@ def test_a_function_that_modules_call_is_told_with_the_way_to_it():
     assert "default settings where it is called as below. `nn.GRU`, which calls it, breaks the graph" in said
 
 
+def test_the_table_of_backends_names_the_error_and_not_who_passes_it_on():
+    says = [
+        "torch._dynamo.exc.BackendCompilerFailed: backend='aot_eager' raised:",
+        "torch._dynamo.exc.BackendCompilerFailed: backend='aot_eager' raised: KeyError: 'x'",
+        "torch._inductor.exc.InductorError: LoweringException: KeyError: 'x'",
+    ]
+    ladder = [{"backend": f"b{number}", "result": "raises", "says": said} for number, said in enumerate(says)]
+    table = "| **raises** | **raises**: `KeyError: 'x'` | **raises**: `LoweringException: KeyError: 'x'` |"
+    assert table in draft("compile_error", detail="KeyError: 'x'", cause=None, shown={**SHOWN, "ladder": ladder})
+
+
 def test_an_imported_function_has_a_short_name_in_a_title():
     plain = "import torch\nfrom torch.utils.checkpoint import checkpoint\n\ndef f(x):\n    return checkpoint(g, x)\n"
     detail = (
