@@ -145,7 +145,7 @@ def _iter_results(
             yield f"{_join([f'`{word}`' for word in lost])} {'is' if len(lost) == 1 else 'are'} gone"
         moved = details.get("float64")
         if moved is None and details.get("non_finite"):
-            yield f"the result becomes {details['non_finite']}"
+            yield "in float64, one of the two results is NaN or infinite where the other is not"
         elif cause.get("computes") == "neighbour" and cause.get("before") and cause.get("after"):
             yield f"that computes what eager mode gives with `{cause['after']}` in place of `{cause['before']}`"
         elif isinstance(moved, float) and moved > _MOVED:

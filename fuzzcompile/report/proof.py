@@ -275,7 +275,9 @@ def paths(facts: IssueFacts) -> str:
     composite = read_details(facts.culprit).get("composite")
     if composite is None:
         return ""
-    eager, compiled = (", ".join(f"`{name}`" for name in composite[side]) for side in ("eager", "compiled"))
+    eager, compiled = (
+        several([f"`{name}`" for name in dict.fromkeys(composite[side])], ", ") for side in ("eager", "compiled")
+    )
     return f"eager mode calls {eager or 'nothing'}; traced for the compiler it becomes {compiled or 'nothing'}"
 
 

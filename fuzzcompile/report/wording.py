@@ -54,7 +54,9 @@ def reach(facts: IssueFacts) -> str:
         return f"It breaks a promise that holds only where a setting asks for it ({facts.promise}).{quiet} {seen}"
     if opt_ins := [text for _, text in list_opt_ins(facts)]:
         return f"It needs options that are off by default: `{'`, `'.join(opt_ins)}`.{quiet} {seen}"
-    if draws := [name for name in NEUTRAL if name in _read_settings(constants)]:
+    if draws := [
+        name for name in NEUTRAL if name in _read_settings(constants) or f"{name} = True" in (facts.plain or "")
+    ]:
         return f"It happens with the default settings and `{draws[0]} = True`, for equal random numbers.{quiet} {seen}"
     own = next((own for name, own in WORDS["called_by_module"].items() if f"{name}(" in (facts.plain or "")), None)
     if own is not None:

@@ -685,3 +685,20 @@ def test_a_title_names_the_one_dtype_of_a_script_where_no_cause_is_known():
     assert draft(cause=None, shown=shown).startswith("# `c @ c` gives wrong values under torch.compile for int8\n")
     mixed = {**shown, "plain": f"{plain}d = torch.randn(2)\n"}
     assert draft(cause=None, shown=mixed).startswith("# `c @ c` gives wrong values under torch.compile\n")
+
+
+def test_a_setting_of_the_script_that_is_shown_is_told():
+    plain = f"import torch\ntorch._inductor.config.fallback_random = True\n{PLAIN}"
+    said = visible(draft(shown={**SHOWN, "plain": plain}))
+    assert "default settings and `fallback_random = True`, for equal random numbers" in said
+    assert "default settings." in visible(draft())
+
+
+def test_of_many_operators_a_path_names_the_first():
+    composite = {
+        "eager": ["aten.mm", "aten.view", "aten.view"],
+        "compiled": [f"aten.op{number}" for number in range(9)],
+    }
+    text = draft(culprit={**CULPRIT, "details": {"composite": composite}})
+    assert "- **Paths:** eager mode calls `aten.mm`, `aten.view`; traced for the compiler it becomes `aten.op0`" in text
+    assert "`aten.op5` and 3 more\n" in text

@@ -35,6 +35,9 @@ def test_what_is_put_in_place_of_what():
         "`addmm` puts `mm(…)` and `add(…)` in place of `addmm(…, beta=-1)`: in float64, the results of the two "
         "differ by 50% of their size."
     )
+    # Of a step without bounds it is not known which of both sides is infinite.
+    endless = tell("nonfinite", diff(*ADDMM, non_finite="inf"))
+    assert endless.endswith(": in float64, one of the two results is NaN or infinite where the other is not.")
 
 
 def test_an_argument_is_gone_if_the_same_call_lacks_it_or_the_case_that_passes_changes_it():
