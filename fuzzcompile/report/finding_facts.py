@@ -225,8 +225,9 @@ def _report_on_script(finding: Finding, reproducer: Reproducer | None) -> Report
         return finding.report
     if (own.get("culprit") or {}).get("necessary"):
         return own
-    evidence: EvidenceJson = {**finding.report["evidence"], "outputs": own["evidence"]["outputs"]}
-    return {**finding.report, "evidence": evidence, "detail": own["detail"]}
+    outputs = (own.get("evidence") or {}).get("outputs") or []
+    evidence: EvidenceJson = {**(finding.report.get("evidence") or {}), "outputs": outputs}
+    return {**finding.report, "evidence": evidence, "detail": own.get("detail", "")}
 
 
 def _text(value: object) -> str | None:

@@ -62,6 +62,13 @@ def test_the_numbers_of_a_draft_are_those_of_its_script(store, capsys):
     )
     draft = issue(store, capsys, name)[1]
     assert "is 1 in eager and 2 compiled" in draft and "is 0.6037 in eager" not in draft
+    smaller = {**WRONG, "at": {"eager": 3.0, "compiled": 4.0}}
+    shown = {**SHOWN, "plain_output": "tensor([[3.]])\ntensor([[4.]])"}
+    # A script alone that proves nothing leaves the culprit of the finding, without the figures of the other program.
+    unproved = {**own.report, "culprit": None, "evidence": {"outputs": [smaller]}, "signature": "post_grad:-:program-1"}
+    store.add_reproducer(name, replace(own, sha256=f"{8:064}", lines=2, report=unproved, shown=shown))
+    _, draft, said = issue(store, capsys, name, "--anyway")
+    assert "is 3 in eager and 4 compiled" in draft and "- **Culprit:** `addmm`" in draft, said
 
 
 def test_what_is_not_to_be_filed_gets_the_reason_and_no_draft(store, capsys):
