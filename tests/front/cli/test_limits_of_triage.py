@@ -79,6 +79,7 @@ torch.compile(f)(torch.ones(2, 2), torch.ones(2, 2))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["minimize", "issue", "profile"])
 def test_every_command_that_reads_a_script_hands_it_its_arguments(write_case, tmp_path, monkeypatch, capsys, command):
     monkeypatch.chdir(tmp_path)
@@ -86,10 +87,11 @@ def test_every_command_that_reads_a_script_hands_it_its_arguments(write_case, tm
     script, own = write_case(TAKES_A_SCALE), ("--device", "cpu", *asked[command])
     assert call(command, script, *own, "--", "--scale", "2") == (command == "profile")
     said = capsys.readouterr().out
-    shown = (tmp_path / "small.py").read_text() if command == "minimize" else said
-    assert ("jump" if command == "profile" else "alpha=2.0") in shown
-    if command == "minimize":
-        assert "-- --scale 2" in said
+    if command == "minimize":  # whatever there was time for, the script has its arguments
+        small = (tmp_path / "small.py").read_text()
+        assert "sys.argv[1:] = ['--scale', '2']" in small or ("alpha=2.0" in small and "-- --scale 2" in said)
+    else:
+        assert ("jump" if command == "profile" else "alpha=2.0") in said
 
 
 def test_a_finding_takes_no_arguments(capsys):
