@@ -350,9 +350,10 @@ def _word_store(names: Sequence[str]) -> str:
 class PartedInstruction:
     """An instruction behind which dynamo goes on otherwise than eager mode, or has another value.
 
-    ``others`` do the same in other places. ``kind`` is ``path``, ``value``, ``gradient`` (one of both values requires
-    one), ``torch mode`` (one of torch's own is another), ``error`` (dynamo raises one), ``call`` (the program's own
-    code that it calls is not traced) or ``setting`` (nothing comes of it that could part).
+    ``others`` do the same in other places. ``kind`` is ``path`` (a truth, or a line), ``value``, ``gradient`` (one of
+    both values requires one), ``torch mode`` (one of torch's own is another), ``error`` (dynamo raises one), ``call``
+    (the program's own code that it calls is not traced) or ``setting`` (nothing comes of it that could part).
+    With ``other_call`` eager mode goes on as dynamo does, or has its value, in another call, which it may have traced.
     """
 
     instruction: Instruction
@@ -360,6 +361,7 @@ class PartedInstruction:
     expected: str = ""
     got: str = ""
     others: tuple[Instruction, ...] = ()
+    other_call: bool = False
 
     @property
     def is_of_tensor(self) -> bool:
@@ -372,11 +374,15 @@ class PartedInstruction:
         return self.instruction, *self.others
 
 
-def find_partings(eager: Steps, trace: InstructionTrace, raised: str = "") -> list[PartedInstruction]:
+def find_partings(
+    eager: Steps, trace: InstructionTrace, raised: str = "", others: Sequence[Steps] = ()
+) -> list[PartedInstruction]:
     """List places where dynamo parts from Python, the strongest evidence first.
 
     That are wrong results on constants, calls that it does not trace, and the first instruction behind which the path
     or a value is another than in eager mode. Where dynamo's steps end it has broken the graph, unless it ``raised``.
+
+    ``others`` are the steps of eager mode's other calls.
     """
     traced, entered = trace.steps, {code for code, _ in trace.steps}
     trace.tensors.compare_with(list_summaries(next((steps[0].values for steps in eager.values() if steps), {})))
@@ -402,13 +408,16 @@ def find_partings(eager: Steps, trace: InstructionTrace, raised: str = "") -> li
                 continue
             decided = _find_deciding(theirs[:index])
             if decided is not None and step.offset != other.offset:
-                words = _word_line(code, step), _word_line(code, other)
-                parted.append((step.number, PartedInstruction(decided, "path", *words)))
+                words = _word_truths(theirs[:index], decided, step.offset, other.offset)
+                words = words or (_word_line(code, step), _word_line(code, other))
+                other_call = any(_goes_alike(each, code, theirs, index) for each in others)
+                parted.append((step.number, PartedInstruction(decided, "path", *words, other_call=other_call)))
             elif decided is not None and name is not None:
                 is_tensor = (step.values[name] or ())[:1] == TENSOR
                 suspects = _list_unnamed(theirs[:index], decided) if is_tensor or _fills(decided) else [decided]
                 said = _word_values(name, step.values[name], other.values.get(name))
-                parted += [(step.number, PartedInstruction(each, *said)) for each in suspects]
+                other_call = any(_goes_alike(each, code, theirs, index, name) for each in others)
+                parted += [(step.number, PartedInstruction(each, *said, other_call=other_call)) for each in suspects]
             break
         else:
             if raised and len(theirs) < len(ours) and (decided := _find_deciding(theirs)) is not None:
@@ -418,6 +427,19 @@ def find_partings(eager: Steps, trace: InstructionTrace, raised: str = "") -> li
     before = [each for each in special if earliest is None or each[0] <= earliest]
     known = {each.instruction.place for each in wrong}
     return [*wrong, *(each for _, each in (*before, *first) if each.instruction.place not in known)]
+
+
+def _goes_alike(
+    other: Steps, code: CodeType, theirs: list[InstructionStep], index: int, name: str | None = None
+) -> bool:
+    """Return whether another call of eager mode goes from a step of dynamo's to the next one, with the same value."""
+    places = theirs[index - 1].offset, theirs[index].offset
+    for steps in (_pair(code, taken, theirs)[0] for (known, _), taken in other.items() if known is code):
+        for before, step in itertools.pairwise(steps):
+            same = name is None or agree(step.values.get(name), theirs[index].values.get(name))
+            if (before.offset, step.offset) == places and same:
+                return True
+    return False
 
 
 def list_settings(trace: InstructionTrace) -> list[PartedInstruction]:
@@ -487,6 +509,22 @@ def _word_values(name: str, eager: Digest, traced: Digest) -> tuple[str, str, st
     kind = "torch mode" if name in _MODES else "gradient" if hold_alike(eager, traced) else "value"
     what = f"{name} " if name in _MODES else ""
     return kind, f"{what}{word_digest(eager)}", f"{what}{word_digest(traced)}"
+
+
+def _word_truths(steps: list[InstructionStep], decided: Instruction, eager: int, traced: int) -> tuple[str, str] | None:
+    """The truths of a condition in eager mode and as dynamo has it, by where either goes on; None of what is none.
+
+    What ``decided`` gives is the condition only if the jump is itself or the next instruction.
+    """
+    jump = _list_instructions(decided.code).get(steps[-1].offset)
+    if jump is None or "JUMP" not in jump.opname or decided.offset not in [step.offset for step in steps[-2:]]:
+        return None
+    # Between a jump and what it leads to, no instruction needs to be left that both know.
+    ahead = jump.argval > jump.offset
+    jumps = [offset >= jump.argval if ahead else offset <= jump.offset for offset in (eager, traced)]
+    holds = ("TRUE" in jump.opname or "NONE" in jump.opname) is not ("NOT_NONE" in jump.opname)
+    eager_holds, traced_holds = (str(jumped is holds).lower() for jumped in jumps)
+    return None if eager_holds == traced_holds else (eager_holds, traced_holds)
 
 
 def _word_line(code: CodeType, step: InstructionStep) -> str:

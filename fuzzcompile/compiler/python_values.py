@@ -234,7 +234,7 @@ def digest_variable(
         if kind in _SPANS:
             return digest(variable.as_python_constant())
         if kind not in _CONTAINERS:
-            return _OBJECT
+            return (*_OBJECT, kind)
         if depth == 0:
             return (kind, None)
         if kind is dict or kind in _UNORDERED:
@@ -253,7 +253,9 @@ def digest_variable(
 
 
 def _digest_set(kind: type, keys: list[Digest]) -> Digest:
-    return (kind, None if any(key is None or None in key for key in keys) else frozenset(keys))
+    if any(key is None or None in key for key in keys):
+        return (kind, None)
+    return (kind, frozenset(key[:1] if key is not None and key[:1] == _OBJECT else key for key in keys))
 
 
 def digest(
@@ -266,7 +268,7 @@ def digest(
     if kind in (*_PLAIN, *_SPANS):
         return (kind, repr(value))
     if kind not in _CONTAINERS:
-        return _OBJECT
+        return (*_OBJECT, kind)
     if depth == 0:
         return (kind, None)
     if isinstance(value, (set, frozenset)):
@@ -286,11 +288,12 @@ def agree(eager: object, traced: object) -> bool:
         return eager.fits(traced)
     if eager is None or traced is None or eager == traced:
         return True
-    if _OBJECT in (eager, traced) and {type(each) for each in (eager, traced)} == {tuple}:
+    if not isinstance(eager, tuple) or not isinstance(traced, tuple):
+        return False
+    if _OBJECT in (eager[:1], traced[:1]):
         # A value of another class may be traced as what it derives from.
-        kinds = {each[0] for each in (eager, traced) if isinstance(each, tuple)}
-        return not kinds & {*TENSOR, *_CONTAINERS}
-    if not isinstance(eager, tuple) or not isinstance(traced, tuple) or len(eager) != len(traced):
+        return not {*eager[:1], *traced[:1]} & {*TENSOR, *_CONTAINERS}
+    if len(eager) != len(traced):
         return False
     return all(map(agree, eager, traced))
 
@@ -327,14 +330,16 @@ def holds_items(handler: type | None) -> bool:
 
 def word_digest(stored: Digest) -> str:
     """A value for a reader."""
-    if stored is None or stored == _OBJECT:
-        return "?" if stored is None else str(stored[0])
+    if stored is None:
+        return "?"
     if stored[:1] == TENSOR:
         held = _look_up(stored[1])
         return TENSOR[0] if held is None else f"tensor ({held})"
     kind, held = stored[0], stored[-1]
-    name = kind.__name__ if isinstance(kind, type) else str(kind)
+    if stored[:1] == _OBJECT:
+        return held.__name__ if isinstance(held, type) else _OBJECT[0]
     if isinstance(held, str):
         return held
-    words = ", ".join(word_digest(each) if isinstance(each, tuple) else "?" for each in held) if held else ""  # type: ignore[attr-defined]
-    return f"{name}({words})"
+    items: Any = held or ()
+    words = [": ".join(map(word_digest, item)) if kind is dict else word_digest(item) for item in items]
+    return f"{kind.__name__ if isinstance(kind, type) else kind}({', '.join(words)})"

@@ -43,6 +43,7 @@ from fuzzcompile.compiler.watch.compiler_errors import (
     find_inner_error,
     find_origin,
     list_causes,
+    list_given,
     list_raise_frames,
 )
 from fuzzcompile.compiler.watch.fresh_calls import call_anew
@@ -319,6 +320,7 @@ class CompileSession:
             unsupported=uncaptured is not None,
             machine="" if uncaptured else describe_machine_fault(cause),
             raised=list_raise_frames(cause),
+            given=list_given(cause),
             origin=type(origin).__name__,
             worded=bool(str(origin)),
             generated=find_generated_place(cause),

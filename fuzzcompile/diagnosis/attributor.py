@@ -242,7 +242,10 @@ def _with_frames(ablator: Ablator, culprit: Culprit | None) -> Culprit | None:
     failure = ablator.trial.observation.failure
     if culprit is None or failure is None or not failure.raised:
         return culprit
-    culprit = replace(culprit, details={**culprit.details, "raised": frames_to_json(failure.raised)})
+    shown: DetailsJson = {"raised": frames_to_json(failure.raised)}
+    if failure.given:
+        shown["given"] = list(failure.given)
+    culprit = replace(culprit, details={**culprit.details, **shown})
     if culprit.source is not None or culprit.necessary:
         return culprit
     # What a compile without it did not repair only handed the error on.

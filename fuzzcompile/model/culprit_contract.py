@@ -86,6 +86,7 @@ DetailsJson = TypedDict(
         "inside": list[str],  # the composite operators that called it
         "expected": str | int,  # the right result; ``got`` is the compiler's
         "got": str | int,
+        "other call": bool,  # whether another call of eager mode has what is the compiler's there
         "node": str,  # of the graph
         "composite": CompositeJson,  # the function whose paths part
         "aten_kernel": AtenKernelJson,  # the kernel of ATen at fault
@@ -147,6 +148,7 @@ DetailsJson = TypedDict(
         "error": str,  # the message
         "setting": str,  # that is on by default and runs the function at fault: config and entry
         "raised": list[FrameJson],  # the three innermost functions of the compiler in which an error rose
+        "given": list[str],  # arguments of the first of them: numbers, text, the forms of tensors
         # the functions of the compiler in which a lost worker stood; ``proof`` says when that was written down
         "stack": list[FrameJson],
         "proof": str,

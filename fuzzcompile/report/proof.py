@@ -25,6 +25,7 @@ _LABELS = {
     "fused": "operators fused",
     "kernel_source": "generated code",
     "raised": "raised in",
+    "given": "where it has",
     "stack": "stood in",
 }
 

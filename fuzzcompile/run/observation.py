@@ -75,9 +75,10 @@ class Failure:
 
     ``phase`` says whether the compiler or the program raised it, ``stage`` which of the compiler's stages, if known.
     ``unsupported``: dynamo cannot capture a part of the program. ``machine`` is what of the machine made it fail, if
-    that was it. ``raised`` are file, line and function of the innermost frames of the compiler, innermost first;
-    ``generated`` is the place in the program that the compiler wrote, if that raised by itself; ``origin`` is the type
-    of the error that the compiler raised this one for, where it said that, and ``worded`` whether that has a message.
+    that was it. ``raised`` are file, line and function of the innermost frames of the compiler, innermost first, and
+    ``given`` the arguments of the first of them, as text; ``generated`` is the place in the program that the compiler
+    wrote, if that raised by itself; ``origin`` is the type of the error that the compiler raised this one for, where it
+    said that, and ``worded`` whether that has a message.
     ``chain`` is the error and those that it was raised for, in turn, and ``site`` is where the last of them was raised.
     ``guarded`` are the places that it came through behind a setting that is on.
     """
@@ -89,6 +90,7 @@ class Failure:
     unsupported: bool = False
     machine: str = ""
     raised: tuple[tuple[str, int, str], ...] = field(default=(), compare=False)
+    given: tuple[str, ...] = field(default=(), compare=False, repr=False)
     generated: GeneratedPlace | None = field(default=None, compare=False, repr=False)
     origin: str = field(default="", compare=False)
     worded: bool = field(default=False, compare=False)

@@ -16,7 +16,7 @@ from fuzzcompile.compiler.kernels.kernel_loops import check_dependences
 from fuzzcompile.compiler.kernels.lowering_control import Control
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, open_session
-from fuzzcompile.compiler.watch.compiler_errors import find_raise_place, list_raise_frames
+from fuzzcompile.compiler.watch.compiler_errors import find_raise_place, list_given, list_raise_frames
 from fuzzcompile.diagnosis.kernels.watched_graph import watch_graphs
 from fuzzcompile.run.case import CompileSettings
 
@@ -181,8 +181,20 @@ def test_an_error_is_placed_where_the_compiler_raised_it():
     assert (source, function) == ("torch/_inductor/index_propagation.py", "maximum")
     assert "Max(" in (Path(torch.__file__).parents[1] / source).read_text().splitlines()[line - 1]
     assert list_raise_frames(outer_error)[0] == (source, line, function)
+    assert list_given(outer_error) == ()  # expressions, which no text is kept of
     assert find_raise_place(ValueError("never raised")) == (None, None, None)
-    assert list_raise_frames(ValueError("never raised")) == ()
+    assert list_raise_frames(ValueError("never raised")) == list_given(ValueError("never raised")) == ()
+
+
+def test_what_the_function_that_raises_was_given_is_kept():
+    from torch._meta_registrations import meta__pdist_forward
+
+    try:
+        meta__pdist_forward(torch.ones(3, 4).T, p=1.5)
+    except RuntimeError as raised:
+        assert list_given(raised) == ("self: float32 (4, 3) with strides (1, 4)", "p: 1.5")
+    else:
+        pytest.fail("it takes contiguous inputs alone")
 
 
 def test_an_error_of_the_watching_is_written_down_and_leaves_the_program_alone(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import linecache
@@ -9,6 +10,10 @@ import os
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+
+import torch
+from torch import fx
 
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import is_compiler
@@ -18,6 +23,7 @@ from fuzzcompile.run.raise_sites import is_generated
 from fuzzcompile.run.subprocesses import find_toolchain_fault
 
 _MOST_FRAMES = 3
+_MOST_GIVEN, _LONGEST_GIVEN = 6, 60
 _FACTS = facts().errors
 
 
@@ -27,7 +33,7 @@ _Place = tuple[str, int, str]  # file, line and function
 def find_raise_place(error: BaseException) -> _Place | tuple[None, None, None]:
     """File (relative to site-packages), line and function where an error of the compiler rose first, if known."""
     # In Inductor or a user's lowering; frames that only hand calls on are passed over unless there is nothing else.
-    frames = _list_places(list_causes(error)[-1], _name_lowering_file)
+    frames = [place for place, _ in _list_places(list_causes(error)[-1], _name_lowering_file)]
     telling = [place for place in frames if not _is_forwarding(*place)] or frames
     return telling[-1] if telling else (None, None, None)
 
@@ -37,14 +43,42 @@ def list_raise_frames(error: BaseException) -> tuple[_Place, ...]:
 
     A generated program that raised by itself has none: its caller has finished its work.
     """
+    return tuple(place for place, _ in _list_raising(error)[: -_MOST_FRAMES - 1 : -1])
+
+
+def list_given(error: BaseException) -> tuple[str, ...]:
+    """What the innermost of these frames was given: its arguments that are numbers, text, tensors or nodes, as text."""
+    for _, frame in _list_raising(error)[-1:]:
+        code = frame.f_code
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        words = {name: _word_given(frame.f_locals.get(name)) for name in names}
+        return tuple(f"{name}: {word}" for name, word in words.items() if word)[:_MOST_GIVEN]
+    return ()
+
+
+def _word_given(value: object) -> str:
+    """A plain value or a tensor's form, a graph's node by the form of its result; empty for anything else."""
+    with contextlib.suppress(Exception):  # of torch, in whose modes this may run
+        if isinstance(value, fx.Node):
+            value = value.meta.get("val", value.meta.get("example_value"))
+        if isinstance(value, torch.Tensor):
+            layout = "" if value.is_contiguous() else f" with strides {value.stride()}"
+            return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}{layout}"
+        if isinstance(value, (bool, int, float, str)) or (value is not None and type(value) in (list, tuple)):
+            text = repr(value)
+            return text if len(text) <= _LONGEST_GIVEN and " object at " not in text else ""
+    return ""
+
+
+def _list_raising(error: BaseException) -> list[tuple[_Place, FrameType]]:
     if find_generated_place(error) is not None:
-        return ()
+        return []
     first, *later = reversed(list_causes(error))
     for cause in (first, *(error for error in later if not _is_raised_again(error))):
-        frames = [place for place in _list_places(cause, _name_compiler_file) if not _is_forwarding(*place)]
+        frames = [each for each in _list_places(cause, _name_compiler_file) if not _is_forwarding(*each[0])]
         if frames:
-            return tuple(frames[: -_MOST_FRAMES - 1 : -1])
-    return ()
+            return frames
+    return []
 
 
 def find_generated_place(error: BaseException) -> GeneratedPlace | None:
@@ -86,12 +120,10 @@ def _is_raised_again(error: BaseException) -> bool:
     return type(error).__module__ == "torch._dynamo.exc"
 
 
-def _list_places(error: BaseException, name_file: Callable[[str], str | None]) -> list[_Place]:
-    passed = (
-        (name_file(frame.f_code.co_filename), line, frame.f_code.co_name)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-    )
-    return [(name, line, function) for name, line, function in passed if name is not None]
+def _list_places(error: BaseException, name_file: Callable[[str], str | None]) -> list[tuple[_Place, FrameType]]:
+    passed = traceback.walk_tb(error.__traceback__)
+    named = ((name_file(frame.f_code.co_filename), line, frame) for frame, line in passed)
+    return [((name, line, frame.f_code.co_name), frame) for name, line, frame in named if name is not None]
 
 
 def _name_compiler_file(file: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from torch._dynamo import variables
 from torch._dynamo.variables import dicts, lists, misc
 
 from fuzzcompile.compiler.instructions import InstructionTrace, find_partings, record_instructions
+from fuzzcompile.compiler.python_values import agree, digest, word_digest
 from fuzzcompile.compiler.watch import patch_table
 from fuzzcompile.compiler.watch.torch_patch import install_patches
 from fuzzcompile.diagnosis.engine import triage
@@ -256,6 +258,49 @@ def test_dynamo_and_eager_mode_take_the_same_steps() -> None:
     assert {"use_python", "__init__", "__contains__", "<genexpr>"} <= traced & {code.co_name for code, _ in eager}
     assert find_partings(eager, trace) == []
     assert not trace.ledger.unseen
+
+
+def choose(x: torch.Tensor, amount: int | None) -> torch.Tensor:
+    """A program of two conditions."""
+    if amount is not None:
+        return x.sin()
+    return x.cos() if x.dim() == 1 else x.tan()
+
+
+def test_a_value_is_told_by_its_class_and_what_it_holds():
+    own, plain = (digest(kind(a=[1])) for kind in (collections.OrderedDict, dict))
+    assert (word_digest(own), word_digest(plain)) == ("OrderedDict", "dict('a': list(1))")
+    assert not agree(own, plain) and agree(own, digest(collections.Counter()))
+    assert agree(
+        digest({collections.OrderedDict}), digest({collections.Counter})
+    )  # of what sets hold, no class is known
+
+
+LINE, PLANE = torch.ones(2), torch.ones(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("traced", "called", "condition", "holds"),
+    [
+        ((LINE, 3), (LINE, None), "int is NoneType", "true"),
+        ((LINE, None), (LINE, 3), "NoneType is NoneType", "false"),
+        ((PLANE, None), (LINE, None), "int == int", "true"),
+        ((LINE, None), (PLANE, None), "int == int", "false"),
+    ],
+)
+def test_the_truth_of_a_condition_is_told_and_whether_another_call_has_it(traced, called, condition, holds):
+    trace, other = InstructionTrace(), {"true": "false", "false": "true"}[holds]
+    torch._dynamo.reset()
+    with install_patches(trace, patch_table.INSTRUCTIONS):
+        torch.compile(choose, backend="eager")(*traced)
+    with record_instructions() as eager:
+        choose(*called)
+    with record_instructions() as alike:
+        choose(*traced)
+    (parted,) = find_partings(eager, trace)
+    assert (parted.kind, parted.instruction.does, parted.expected, parted.got) == ("path", condition, holds, other)
+    assert not parted.other_call
+    assert [each.other_call for each in find_partings(eager, trace, others=[alike])] == [True]
 
 
 # Reproducers of the public benchmark.
