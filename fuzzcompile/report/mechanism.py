@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.culprit_contract import CulpritJson, DetailsJson, read_details
 from fuzzcompile.model.privacy import fold_lines, scrub
-from fuzzcompile.model.verdicts import VALUES, Verdict
+from fuzzcompile.model.stages import CODEGEN, LOWERING
+from fuzzcompile.model.verdicts import ERRORS, VALUES, Verdict
 from fuzzcompile.report.circumstances import WORDS, several
 from fuzzcompile.report.proof import get_diff
 
@@ -20,14 +21,20 @@ _CALL = re.compile(r"^[-+]\s*\w+(?:: [^=]*)? = ([\w.]+(?: \w+)?)\((.*?)(?:\)| \.
 _KEYWORD = re.compile(r"\b(\w+)=(\[[^\]]*\]|\([^)]*\)|'[^']*'|[^,()\[\]]+)")
 _BECAME = re.compile(r"(output \d+): (?:its own (?=became)|(\w+) (?=\())?")
 _FLOAT = re.compile(r"-?\d+\.\d{5,}(?:e-?\d+)?")
-# A value of which no text was kept.
-_UNREADABLE = re.compile(r"\bobject\b|\?")
+# A value that is not known, or a place in the program.
+_UNREADABLE = re.compile(r"\?|line \w+")
 # What only arranges the values of other calls.
-_ARRANGING = frozenset(
+ARRANGING = frozenset(
     ("getitem", "permute", "expand", "view", "reshape", "transpose", "unsqueeze", "squeeze", "alias", "t", "detach")
 )
 # Keywords that say where and how a result is stored, not what it is.
 _STORAGE = frozenset(("layout", "device", "type", "index", "pin_memory", "memory_format"))
+# The compiler of generated code refused it; the kind of an error, the innermost that its message begins with.
+_REFUSED = re.compile(r"\w*CompileError: (.+)", re.DOTALL)
+_ERROR = re.compile(r"(?:\w+(?:Error|Exception): )*(\w+(?:Error|Exception))\b")
+_NUMBER = re.compile(r"_\d+$")  # of a node, among those of one name
+_ALIKE = re.compile(r" \(of \d+ changes before that call\)$")
+_INSTEAD = " in its place"
 _MOVED = 1e-10  # in units of a result's size: beyond rounding in float64
 
 
@@ -45,42 +52,88 @@ class _Call(NamedTuple):
 
 def tell_mechanism(report: ReportJson) -> str:
     """Return the sentence; empty where no culprit is proved, or the evidence has no more than its name and place."""
-    culprit = report.get("culprit") or None
-    if culprit is None or not culprit.get("necessary") or report.get("verdict") in (Verdict.EAGER_WRONG, Verdict.STALE):
+    culprit, verdict = report.get("culprit") or None, report.get("verdict")
+    if culprit is None or verdict == Verdict.EAGER_WRONG:
         return ""
     details = read_details(culprit)
+    if (refused := _REFUSED.match(details.get("error") or "")) and details.get("operators"):
+        written = f"The {details.get('code_generator')} code written for {_quote(details['operators'])}"
+        return f"{written} does not compile: {_shorten(refused[1])}."  # nothing else has to prove that
+    if not culprit.get("necessary"):
+        return ""
+    if verdict == Verdict.STALE:
+        return _tell_guard(culprit)
     if details.get("diff"):
         return _tell_rewrite(report, culprit)
-    if details.get("kernel") and details.get("code_generator"):
-        return _tell_kernel(details)
-    kind, way = details.get("kind"), details.get("way")
-    forms = WORDS["mechanism"]
-    form = next((forms[key] for key in (f"{way} {kind}", str(way), str(kind)) if key in forms), None)
-    if form is None or kind is None or (kind == "values" and details.get("backward")):
+    told = _tell_kernel(culprit) if details.get("kernel") and verdict in VALUES else _tell_kind(report, culprit)
+    return told or (_tell_error(report, culprit) if verdict in ERRORS else "")
+
+
+def _tell_kind(report: ReportJson, culprit: CulpritJson) -> str:
+    """Fill the form of the most special kind of evidence that there is one for."""
+    details, forms = read_details(culprit), WORDS["mechanism"]
+    kind, way = str(details.get("kind")), details.get("way")
+    if kind == "values" and details.get("backward"):
         return ""  # a value of a backward pass is that for one gradient, which the reader's script may not have
-    values = _Evidence(name=_name(culprit), what=WORDS["parted"].get(kind, kind))
-    for key, value in details.items():
-        if value and key in _QUOTED:
-            text = several([str(each) for each in value], ", ") if isinstance(value, list) else str(value)
-            values[key.replace(" ", "_")] = _shorten(text)
+    if "differs" in details and report["verdict"] == Verdict.WRONG_GRADIENT:
+        return ""  # the functional graph was run for its values, and not differentiated
+    if kind in ("value", "path") and not _is_of_one_call(details):
+        return ""
+    special = [f"error {kind}"] if report["verdict"] in ERRORS else []
+    special += [f"{way or culprit.get('stage')} {kind}", str(way), kind]
+    form = next((forms[key] for key in special if key in forms), None)
+    if form is None:
+        return ""
+    values = _Evidence(name=_name(culprit), what=WORDS["parted"].get(kind, kind), at=_name(culprit))
+    if "written through" in details:  # the culprit is the view
+        values["at"] = _quote(_NUMBER.sub("", node) for node in culprit.get("nodes") or ())
+    if report["verdict"] in ERRORS and report.get("detail"):
+        values["error"] = _shorten(report["detail"])
+    for key in _QUOTED:
+        if value := details.get(key) or (_ABSENT.get(key) if key in details else None):
+            values[key.replace(" ", "_")] = _word_value(value, of_names=key in _OF_NAMES)
     same = "got" in values and values["got"] == values.get("expected")
-    if same or any(_UNREADABLE.search(text) for text in values.values()):
-        return ""  # a place in the program that is the same on both sides, or a value without text
     sentence = str(form).format_map(values)
-    return "" if values.lacks else sentence
+    return "" if values.lacks or same else sentence
 
 
+def _is_of_one_call(details: DetailsJson) -> bool:
+    """Return whether Python and dynamo have something else in one call, and there is text of both.
+
+    What another call of Python's has may be what dynamo traced in that one; older reports do not say whether one has.
+    """
+    texts = str(details.get("expected")), str(details.get("got"))
+    return details.get("other call") is False and not any(map(_UNREADABLE.fullmatch, texts))
+
+
+def _word_value(value: object, *, of_names: bool) -> str:
+    if isinstance(value, Mapping):
+        return _join([f"{number} `{_shorten(name)}`" for name, number in value.items()])
+    if not isinstance(value, list):
+        return _shorten(str(value))
+    if all(isinstance(each, int) for each in value):
+        return str(tuple(value))
+    words = [_shorten(str(each)) for each in value]
+    return several([f"`{word}`" for word in words] if of_names else words, ", ")
+
+
+# Names of the program, of operators and of nodes; what a form says where there are none.
+_OF_NAMES = ("eager", "compiled", "saved")
+_ABSENT = {"eager": "nothing", "compiled": "nothing", "joint graph draws": "none", "its parts draw": "none"}
 _QUOTED = (
     "expected",
     "got",
     "call",
     "differs",
-    "read",
-    "written through",
     "a run shows",
     "effects",
     "eager",
     "compiled",
+    "saved",
+    "shape",
+    "strides",
+    "joint graph draws",
+    "its parts draw",
 )
 
 
@@ -105,15 +158,69 @@ def _name(culprit: CulpritJson) -> str:
     return f"`{scrub(str(culprit.get('rewrite') or culprit.get('family') or culprit.get('stage')))}`"
 
 
-def _tell_kernel(details: DetailsJson) -> str:
+def _quote(names: Iterable[str]) -> str:
+    return _join([f"`{scrub(name)}`" for name in names])
+
+
+def list_fused(details: DetailsJson) -> list[str]:
+    """List the operators in a kernel, each once, without those that only arrange values."""
     names = dict.fromkeys(_shorten_name(name.partition("@")[0]) for name in details.get("fused") or ())
-    shown = [f"`{name}`" for name in names if name not in _ARRANGING]
-    text = f"The {details['code_generator']} kernel generated for {several(shown, ', ') or 'it'} computes other values"
+    return [name for name in names if name not in ARRANGING]
+
+
+def _tell_kernel(culprit: CulpritJson) -> str:
+    """Tell what a kernel computes, with the value where it is worst, and without what it is right."""
+    details = read_details(culprit)
+    values, where = details.get("values") or {}, details.get("where")
+    given = [f"{value:.4g}" if isinstance(value, float) else value for value in map(values.get, ("compiled", "eager"))]
+    at = f" ({given[0]} for {given[1]}{f' at {where}' * bool(where)})" if None not in given else ""
+    if not details.get("code_generator"):
+        if culprit.get("stage") != CODEGEN:  # else it is a view that a library's kernel reads
+            return ""
+        reads = f"`{details['kernel']}` computes other values{at} from the view that {_name(culprit)} makes"
+        return f"{reads}; from a copy of it, it is right."
+    shown = [f"`{name}`" for name in list_fused(details)]
+    text = f"The {details['code_generator']} kernel generated for {several(shown, ', ')} computes other values{at}"
+    if culprit.get("stage") == LOWERING or not shown:  # the loops are wrong before they are code
+        text = f"Lowered by Inductor, {_name(culprit)} gives other values{at}"
     if details.get("right_in_scalars"):
         return f"{text}; with `{details['right_in_scalars']}` in scalars it is right."
     if details.get("vectorised"):
         return f"{text}; in scalars it is right."
-    return f"{text}, in float64 too." if details.get("shown_in_float64") else ""
+    if "dependences" in details:
+        return f"{text}; with a kernel for each operator it is right."
+    return f"{text}, in float64 too." if details.get("shown_in_float64") else f"{text}." if at else ""
+
+
+def _tell_guard(culprit: CulpritJson) -> str:
+    """Tell what changed between two calls, and what became of the guard that should have noticed."""
+    details, forms = read_details(culprit), WORDS["guard"]
+    changes = [_ALIKE.sub("", str(change)).partition(": ") for change in details.get("between_calls") or ()]
+    guard = details.get("guard")
+    if not changes or guard is None:
+        return ""
+    form = forms.get(guard) or forms["replaced"]
+    changed = _join([f"`{scrub(name)}` ({_shorten(values)})" for name, _, values in changes])
+    return str(form).format(guard=_name(culprit), instead=guard.removesuffix(_INSTEAD), changed=changed)
+
+
+def _tell_error(report: ReportJson, culprit: CulpritJson) -> str:
+    """Tell which function of the compiler raises, and what it was given."""
+    details = read_details(culprit)
+    error = _ERROR.match(details.get("error") or report.get("detail") or "")
+    frames, name, given = details.get("raised"), culprit.get("rewrite"), ", ".join(details.get("given") or ())
+    if error is None or not frames:
+        return ""
+    frame, functions = frames[0], [each["function"] for each in frames]
+    caller = next((function for function in functions if function != functions[0]), None)
+    return str(WORDS["mechanism"]["raised"]).format(
+        error=f"`{error[1]}`",
+        function=f"`{frame['function']}`",
+        place=f"{scrub(frame['source'] or '?')}:{frame['line']}",
+        given=f" with {_shorten(given)}" if given else "",
+        caller=f", called from `{caller}`" if caller else "",
+        during=f", for {_name(culprit)}" if name and name != frame["function"] else "",
+    )
 
 
 # What a rewrite put in place of what, read off the graphs before and after it.
@@ -145,7 +252,7 @@ def _iter_results(
             yield f"{_join([f'`{word}`' for word in lost])} {'is' if len(lost) == 1 else 'are'} gone"
         moved = details.get("float64")
         if moved is None and details.get("non_finite"):
-            yield "in float64, one of the two results is NaN or infinite where the other is not"
+            yield "the results of the two differ where they are infinite or NaN"
         elif cause.get("computes") == "neighbour" and cause.get("before") and cause.get("after"):
             yield f"that computes what eager mode gives with `{cause['after']}` in place of `{cause['before']}`"
         elif isinstance(moved, float) and moved > _MOVED:
@@ -173,7 +280,7 @@ def _shorten_name(target: str) -> str:
 
 
 def _is_arranging(call: _Call) -> bool:
-    return call.name.rpartition(".")[2] in _ARRANGING
+    return call.name.rpartition(".")[2] in ARRANGING
 
 
 def _list_calls(calls: Sequence[_Call], details: DetailsJson | None) -> str:

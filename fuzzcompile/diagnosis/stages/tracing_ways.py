@@ -452,8 +452,8 @@ def _make_culprit(parted: PartedInstruction, raised: Sequence[tuple[str, int, st
     instruction = parted.instruction
     site = f"{shorten_file(instruction.code.co_filename)}:{instruction.line} #1"
     details: DetailsJson = {"kind": parted.kind, "expected": parted.expected, "got": parted.got}
-    if parted.other_call:
-        details["other call"] = True
+    if parted.kind in ("path", "value"):
+        details["other call"] = parted.other_call
     if raised and parted.kind == "error":  # what it met with in dynamo is one bug in whatever program
         file, line, function = raised[0]
         return Culprit(DYNAMO, None, function, function, source=file, line=line, site=site, details=details)

@@ -271,9 +271,8 @@ def test_a_value_is_told_by_its_class_and_what_it_holds():
     own, plain = (digest(kind(a=[1])) for kind in (collections.OrderedDict, dict))
     assert (word_digest(own), word_digest(plain)) == ("OrderedDict", "dict('a': list(1))")
     assert not agree(own, plain) and agree(own, digest(collections.Counter()))
-    assert agree(
-        digest({collections.OrderedDict}), digest({collections.Counter})
-    )  # of what sets hold, no class is known
+    # Of what sets hold, the class is not compared.
+    assert agree(digest({collections.OrderedDict}), digest({collections.Counter}))
 
 
 LINE, PLANE = torch.ones(2), torch.ones(2, 2)

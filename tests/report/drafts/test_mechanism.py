@@ -77,7 +77,12 @@ def test_a_diff_that_was_cut_tells_nothing():
 
 OPERATOR = {"kind": "values", "way": "decomposition", "expected": "result 0[0] = -0.847297", "got": "result 0[0] = nan"}
 FAKE = {"kind": "stride", "way": "fake", "expected": "result 0: (3, 1)", "got": "result 0: (1, 2)"}
+OWN = {"other call": False}
+PLACE = {"where": [0, 2], "values": {"eager": -1.2092857, "compiled": -4.3615303}}
+FUNCTIONAL = {"kind": "values", "differs": "input 0", "written through": "d"}
 KERNEL = {"kernel": "k", "code_generator": "C++", "fused": ["aten.exp.default@a.py:1#1"], "shown_in_float64": True}
+FUSED = {**KERNEL, **PLACE, "dependences": "unknown"}
+GENERATED = "The C++ kernel generated for `exp` computes other values"
 
 
 @pytest.mark.parametrize(
@@ -86,16 +91,115 @@ KERNEL = {"kernel": "k", "code_generator": "C++", "fused": ["aten.exp.default@a.
         (OPERATOR, "Decomposed, `f` gives nan at [0]; the kernel that eager mode runs gives -0.8473 at [0]."),
         (FAKE, "On fake tensors the result of `f` has strides (1, 2); its kernel gives (3, 1)."),
         (KERNEL, "The C++ kernel generated for `exp` computes other values, in float64 too."),
+        (FUSED, f"{GENERATED} (-4.362 for -1.209 at [0, 2]); with a kernel for each operator it is right."),
+        ({**KERNEL, **PLACE, "shown_in_float64": False}, f"{GENERATED} (-4.362 for -1.209 at [0, 2])."),
+        ({**KERNEL, "shown_in_float64": False}, ""),
+        (
+            FUNCTIONAL,
+            "Made functional by AOTAutograd, dynamo's graph gives another input 0 than with its writes in place; where "
+            "eager mode makes the call of `add_`, the program is right.",
+        ),
+        (
+            {"kind": "regenerated", "way": "as_strided"},
+            "`f` makes an output anew that is a view, in place of the one that the graph computes, and gives another.",
+        ),
+        (
+            {"kind": "setting", "expected": "", "got": ""},
+            "What `f` sets is not the same as dynamo traces it: where Python makes that call, the program is right.",
+        ),
         ({"kind": "lost", "call": "torch.add"}, "What `torch.add` does is lost in the traced graph."),
-        ({"kind": "value", "expected": "-2", "got": "-1"}, "As dynamo evaluates it, `f` is -1; in Python it is -2."),
-        ({"kind": "value", "expected": "object", "got": "tuple(?, ?)"}, ""),  # no text of the values was kept
-        ({"kind": "path", "expected": "line 12", "got": "line 12"}, ""),
+        ({"kind": "value", "expected": "-2", "got": "-1", **OWN}, "Behind `f`, dynamo has -1, where Python has -2."),
+        ({"kind": "value", "expected": "?", "got": "tuple(?, ?)", **OWN}, ""),  # no text of the values was kept
+        (
+            {"kind": "path", "expected": "true", "got": "false", **OWN},
+            "As dynamo evaluates it, `f` is false; in Python it is true.",
+        ),
+        ({"kind": "path", "expected": "line 9", "got": "line 12", **OWN}, ""),
+        ({"kind": "path", "expected": "true", "got": "false"}, ""),  # it may be of another call
+        ({"kind": "path", "expected": "true", "got": "false", "other call": True}, ""),
+        (
+            {"kind": "branch", "eager": [], "compiled": ["aten.contiguous"]},
+            "Dynamo traces another branch than eager mode takes: it calls `aten.contiguous`, eager mode nothing.",
+        ),
+        (
+            {"kind": "tangent", "shape": [1, 2], "strides": [5, 5]},
+            "`f` copies a gradient of shape (1, 2) into strides (5, 5), which changes its values.",
+        ),
+        (
+            {"kind": "check", "way": "decomposition", "expected": "IndexError: out of range", "got": "no error"},
+            "Decomposed, `f` has no error; the kernel that eager mode runs raises IndexError: out of range.",
+        ),
+        ({"kind": "gradient", "expected": "tensor", "got": "tensor (with gradient)"}, ""),
         ({"kind": "lost"}, ""),
         ({}, ""),
     ],
 )
 def test_other_evidence_has_forms(details: dict[str, Any], told: str):
-    assert tell("miscompile", details, rewrite="f") == told
+    stage = {"stage": "functionalization", "nodes": ["add__1"]} if details is FUNCTIONAL else {"stage": "codegen"}
+    culprit = {**CULPRIT, **stage, "rewrite": "f", "details": details}
+    assert tell_mechanism(report("miscompile", output(finding="far"), culprit=culprit)) == told
+    if details is FUNCTIONAL:  # says nothing of gradients
+        assert not tell_mechanism(report("wrong_gradient", output(finding="far"), culprit=culprit))
+
+
+def test_numbers_drawn_again_by_a_part_of_a_graph_are_counted():
+    draws = {"joint graph draws": {"aten.rand.default": 1}, "its parts draw": {"aten.rand.default": 2}}
+    culprit = {**CULPRIT, "stage": "partition", "rewrite": "f", "details": {"kind": "numbers", **draws}}
+    told = tell_mechanism(report("miscompile", output(finding="far"), culprit=culprit))
+    assert told == (
+        "The joint graph has 1 `aten.rand.default`; the parts that `f` cuts it into have 2 `aten.rand.default`."
+    )
+
+
+def test_a_lowering_and_a_view_that_a_library_reads_are_named():
+    lowered = {**CULPRIT, "stage": "lowering", "rewrite": "argmax", "details": {**KERNEL, **PLACE}}
+    told = tell_mechanism(report("miscompile", output(finding="far"), culprit=lowered))
+    assert told == "Lowered by Inductor, `argmax` gives other values (-4.362 for -1.209 at [0, 2]), in float64 too."
+    read = {**CULPRIT, "stage": "codegen", "rewrite": "view", "details": {"kernel": "extern_kernels.mm", **PLACE}}
+    told = tell_mechanism(report("miscompile", output(finding="far"), culprit=read))
+    assert told.endswith("from the view that `view` makes; from a copy of it, it is right.")
+    assert not tell_mechanism(report("metadata", output(finding="far"), culprit=lowered))
+
+
+@pytest.mark.parametrize(
+    ("guard", "told"),
+    [
+        ("not asked for", "Dynamo asks for no `f` guard on what changes between the calls: `scale` (2.0, then 0.5)."),
+        ("it holds", "Dynamo's `f` guard holds, whatever changes between the calls: `scale` (2.0, then 0.5)."),
+        (
+            "TYPE_MATCH in its place",
+            "Dynamo makes `TYPE_MATCH` of its `f` guard, which lets pass what changes between the calls: `scale` "
+            "(2.0, then 0.5).",
+        ),
+    ],
+)
+def test_the_guard_that_is_missing_is_told(guard: str, told: str):
+    changes = ["scale: 2.0, then 0.5 (of 4 changes before that call)"]
+    assert tell("stale", {"kind": "guard", "between_calls": changes, "guard": guard}, rewrite="f") == told
+
+
+RAISED = [{"source": "torch/a.py", "line": 3, "function": "meta"}, {"source": "b.py", "line": 1, "function": "_fn"}]
+
+
+def test_an_error_is_told_by_what_raised_it_and_what_that_was_given():
+    error = {"error": "LoweringException: RuntimeError: not contiguous", "raised": RAISED}
+    told = tell("compile_error", {**error, "given": ["self: float32 (3, 4)", "p: 2.0"]}, rewrite="pdist")
+    assert told == (
+        "`RuntimeError` is raised in `meta` (torch/a.py:3) with self: float32 (3, 4), p: 2.0, called from `_fn`, for "
+        "`pdist`."
+    )
+    alone = {"kind": "regenerated", "raised": RAISED[:1]}
+    told = tell("runtime_error", alone, rewrite="meta", detail="AssertionError: other shape")
+    assert told == "`meta` makes an output anew that is a view, and raises AssertionError: other shape."
+    told = tell("runtime_error", {"raised": RAISED[:1]}, rewrite="meta", detail="AssertionError: other shape")
+    assert told == "`AssertionError` is raised in `meta` (torch/a.py:3)."
+
+
+def test_code_that_does_not_compile_needs_no_proof():
+    details = {**KERNEL, "error": "CppCompileError: no matching function", "operators": ["maximum"]}
+    culprit = {**CULPRIT, "necessary": None, "details": details}
+    told = tell_mechanism(report("compile_error", output(finding="far"), culprit=culprit))
+    assert told == "The C++ code written for `maximum` does not compile: no matching function."
 
 
 def test_a_suspect_has_no_mechanism():
