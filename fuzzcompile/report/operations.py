@@ -7,11 +7,13 @@ import re
 from collections.abc import Iterator, Sequence
 
 from fuzzcompile.model.contract import CauseJson
+from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.privacy import fold_lines
 from fuzzcompile.model.stages import DYNAMO
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.report.circumstances import WORDS
 from fuzzcompile.report.finding_facts import IssueFacts, case_part, parse_code
+from fuzzcompile.report.mechanism import ARRANGING, list_fused
 
 # Of a program that nothing smaller is named of, so many operations are named.
 _MOST = 3
@@ -36,7 +38,9 @@ def name_operations(facts: IssueFacts) -> tuple[str, ...]:
     found += [f"`{written}`"] if _computes(written) and not written.endswith("(...)") else []
     found += [f"`{name}`" for name in [_name_of(written, facts)] if name and not known]
     found = found or [f"`{name}`" for name in _list_of_culprit(facts)]
-    if not found and (names := [f"`{name}`" for name in dict.fromkeys(_iter_names(_parse_program(facts)))][:_MOST]):
+    made = str(read_details(facts.culprit).get("output of") or "").partition(".")[0]
+    called = [made] * bool(made and made not in ARRANGING) or list(dict.fromkeys(_iter_names(_parse_program(facts))))
+    if not found and (names := [f"`{name}`" for name in called or _list_in_evidence(facts)][:_MOST]):
         found += [f"a program with {', '.join(names[:-1])}{' and ' * bool(names[:-1])}{names[-1]}"]
         found += [f"a program with {names[0]}"]
     return tuple(dict.fromkeys(found))
@@ -88,10 +92,25 @@ def _name_call(function: ast.expr) -> str:
 def _list_of_culprit(facts: IssueFacts) -> list[str]:
     culprit = facts.culprit or {}
     name = str(culprit.get("rewrite") or "").replace("torch.nn.functional.", "F.")
-    if match := re.match(r"(aten|prims)\.\w+", name):
+    if match := re.match(r"(?:aten|prims)\.\w+|(?!torch\.|F\.)\w+\.\w+(?=\.\w+$)", name):
         return [match[0]]
-    is_construct = culprit.get("stage") == DYNAMO and not name.isidentifier()
+    # An instruction is no word of the user's, nor are the effects of a call.
+    is_construct = culprit.get("stage") == DYNAMO and not re.fullmatch(r"\w+|[A-Z]+_[A-Z_]+ .*|side effects", name)
     return [name] if name and (name.startswith(("torch.", "F.")) or is_construct) else []
+
+
+def _list_in_evidence(facts: IssueFacts) -> list[str]:
+    """Operators that the evidence names beside a culprit that is none: of the code that failed, a write, a kernel."""
+    culprit, details = facts.culprit or {}, read_details(facts.culprit)
+    nodes = culprit.get("nodes") or []
+    if (name := culprit.get("rewrite")) in nodes:
+        return [str(name)]
+    if details.get("error") and details.get("operators"):
+        return details["operators"]
+    if details.get("kind") in ("analysis", "raised", "regenerated"):
+        return [re.sub(r"_\d+$", "", node) for node in nodes]
+    fused = list_fused(details)
+    return fused if len(fused) == 1 else []
 
 
 def _parse_program(facts: IssueFacts) -> list[ast.AST]:

@@ -12,8 +12,8 @@ from fuzzcompile.report.wording import Claim, list_opt_ins, make_claim
 LONGEST = 80
 # What each part costs that a title leaves out or names in fewer words: the cheapest title that fits is taken.
 _SHORT_NAME, _NO_CONDITION, _SHORT_THEN, _NO_THEN, _NO_COMPILER, _NO_OPT_IN = 1, 6, 2, 6, 3, 9
-_PLACE = re.compile(r"^[\w/.-]+\.(?:cpp|h|py):\d+: ")
-_KIND = re.compile(r"^(\w+(?:Error|Exception)?): ")
+_FIRST_KIND = re.compile(r"^(\w+):(?: |$)")
+_KIND = re.compile(r"^(\w+(?:Error|Exception)):(?: |$)")
 # Errors that say nothing without their message.
 _GENERAL = ("RuntimeError", "AssertionError")
 # Words with which no title ends.
@@ -52,14 +52,16 @@ def _iter_titles(facts: IssueFacts, claim: Claim) -> Iterator[tuple[int, str]]:
 
 def _iter_endings(then: str) -> Iterator[tuple[int, str]]:
     """What follows the effect: whole, the innermost message of an error, its type, and nothing."""
-    if not then.endswith(("…", "…`")):
+    kind, message = "", then[2:].strip("`")
+    while then.startswith(": ") and (match := (_KIND if kind else _FIRST_KIND).match(message)):
+        kind, message = match[1], message[match.end() :]
+    if not then.endswith(("…", "…`")) and (not kind or message not in ("", kind)):
         yield 0, then
     if then.startswith(": "):
-        kind, message = "", then[2:].strip("`")
-        while match := _KIND.match(message):
-            kind, message = match[1], message[match.end() :]
-        message = _PLACE.sub("", message)
+        message = message if message != kind else ""
         words = [word for word in message.split() if not word.endswith("…")]
+        if len(words) > 2 and words == message.split():
+            yield _SHORT_THEN, f": {message}"
         if kind:
             counts = [count for count in range(len(words), 2, -1) if words[count - 1] not in _OPEN]
             yield from ((_SHORT_THEN + 1, f": {kind}: {' '.join(words[:count])}") for count in counts)

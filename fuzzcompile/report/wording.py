@@ -13,6 +13,7 @@ from fuzzcompile.model.compiler_toggles import NEUTRAL
 from fuzzcompile.model.contract import EAGER, CauseJson, OutputJson
 from fuzzcompile.model.culprit_contract import read_details, spell_operator
 from fuzzcompile.model.evidence import (
+    EFFECT,
     ONLY_COMPILED,
     ONLY_EAGER,
     AliasDifference,
@@ -26,6 +27,7 @@ from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.verdicts import ERRORS, VALUES, Verdict
 from fuzzcompile.report.circumstances import WORDS, meaning_for
 from fuzzcompile.report.finding_facts import IssueFacts, read_constants
+from fuzzcompile.report.mechanism import tell_mechanism
 from fuzzcompile.report.operations import (
     find_ignored,
     is_in_script,
@@ -156,6 +158,8 @@ def _device(facts: IssueFacts) -> str:
 
 _ERROR = 90  # characters of an error's message in a title
 _WHOLE_ERROR = 300  # the same in the text
+_PLACE = re.compile(r"(?<=: )[\w/.-]+\.(?:cpp|h|py):\d+: ")
+_RAISED_FOR = re.compile(r"\w+(?:Error|Exception): (?=\w+(?:Error|Exception): )")  # another error
 _NAMESPACES = re.compile(r"(?:[A-Za-z_]\w*::)+")
 _DTYPE = re.compile(r"\b(?:b?float|u?int|complex)\d+\w*|\bbool\b")
 
@@ -194,14 +198,14 @@ def describe_effect(facts: IssueFacts) -> Effect:
     if verdict == Verdict.ACCEPTS_INVALID:
         return Effect("is accepted", f", where eager raises {refusal(facts)[0]}")
     if verdict in (Verdict.MISCOMPILE, Verdict.NONFINITE):
-        return _wrong_values(facts)
+        return _wrong_truth(facts) or _wrong_values(facts)
     if verdict == Verdict.METADATA:
         return _metadata(facts)
     if verdict == Verdict.STALE and _is_from_cache(facts):
         return Effect("gets a wrong graph from a cache on disk")
     if verdict == Verdict.STALE:
         changed = list_changes(facts)[:1]
-        return Effect("runs a stale graph", f" after `{changed[0][0]}` has changed" if changed else "")
+        return Effect("runs a stale graph", f" after `{changed[0][0]}` changed" if changed else "")
     if facts.path == EAGER:
         return Effect(WORDS["plain_effect"][Verdict.EAGER_WRONG][0])
     return Effect(*WORDS["plain_effect"].get(verdict, ("behaves differently",)))
@@ -243,7 +247,10 @@ def error_in(facts: IssueFacts, limit: int = _ERROR) -> str:
     """An error on one line, as code where Markdown would read it; of g++, clang++ or the like before torch's own."""
     kind, message = facts.detail.partition(":")[0], re.search(r": error: (.+)", facts.shown.get("error_log") or "")
     compilers = f"{kind}: {_NAMESPACES.sub('', message[1])}" if message is not None and kind.isidentifier() else ""
-    text = re.sub(r"\s*\S*…$", " …", fold_lines(compilers or facts.detail, limit)) or "an error"  # no word is cut
+    text = _PLACE.sub("", compilers or facts.detail)
+    while len(text) > limit and (outer := _RAISED_FOR.match(text)):
+        text = text[outer.end() :]
+    text = re.sub(r"\s*\S*…$", " …", fold_lines(text, limit)) or "an error"  # no word is cut
     return f"`{text}`" if re.search(r"[<*_]", text) else text
 
 
@@ -256,12 +263,23 @@ def _written(facts: IssueFacts) -> Effect | None:
     named = [(ObservableName.parse(str(entry.get("name"))), entry.get("detail")) for entry in facts.wrong]
     written = [(observable, detail) for observable, detail in named if observable.after]
     details = {detail for _, detail in written}
-    what = "input" if all("input" in observable.what for observable, _ in written) else "state"
+    what = "its input" if all("input" in observable.what for observable, _ in written) else "its state"
+    held = [re.fullmatch(rf"{EFFECT}(?:\w+\()?(?:\w+\.)*?(\w+(?:\.\w+)?)\)?", name.what) for name, _ in written]
+    what = f"`{held[0][1]}`" if held and held[0] else what
     if details == {ONLY_EAGER}:
-        return Effect(f"leaves its {what} unchanged", ", which eager changes", of_program=True)
+        return Effect(f"does not change {what}", ", as eager does", of_program=True)
     if details == {ONLY_COMPILED}:
-        return Effect(f"changes its {what}", ", which eager leaves as it is", of_program=True)
+        return Effect(f"changes {what}", ", which eager leaves as it is", of_program=True)
     return None
+
+
+def _wrong_truth(facts: IssueFacts) -> Effect | None:
+    """The truth of a condition, where that condition is what the operation is named by."""
+    details = read_details(facts.culprit)
+    truths, is_of_call = (details.get("got"), details.get("expected")), details.get("other call") is False
+    if not facts.proved or not is_of_call or facts.expression or set(truths) != {"true", "false"}:
+        return None
+    return Effect(f"is {truths[0]}", f" instead of {truths[1]}")
 
 
 def _wrong_values(facts: IssueFacts) -> Effect:
@@ -365,7 +383,7 @@ def _tell_stale_graph(facts: IssueFacts) -> Iterator[str]:
     if _is_from_cache(facts):
         yield "Compiled anew without the cache, the program is right: the graph that the cache gave is not its graph."
         return
-    for name, values in list_changes(facts):
+    for name, values in list_changes(facts) if not tell_mechanism(facts.report) else ():
         yield f"Between the calls, `{name}` changes ({values})."
     yield "The call is right if it is compiled anew from the same state, so that the graph is stale and not wrong."
     guards = read_details(facts.culprit).get("guards") or ()

@@ -282,4 +282,78 @@ def test_a_report_without_anything_has_a_title():
 def test_the_title_of_a_stale_graph_says_what_changed():
     culprit = {"stage": "dynamo", "details": {"kind": "guard", "between_calls": ["self.scale: 2.0, then 3.0"]}}
     said = title(facts("stale", WRONG, cause=None, culprit=culprit))
-    assert said == "A compiled program runs a stale graph after `self.scale` has changed"
+    assert said == "A compiled program runs a stale graph after `self.scale` changed"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "culprit", "others", "said"),
+    [
+        (
+            "miscompile",
+            {
+                "stage": "dynamo",
+                "rewrite": "Pair == Pair",
+                "details": {"kind": "path", "expected": "true", "got": "false", "other call": False},
+            },
+            {},
+            "`Pair == Pair` is false under torch.compile instead of true",
+        ),
+        (
+            "miscompile",
+            {"stage": "dynamo", "rewrite": "LOAD_DEREF self", "details": {"kind": "value"}},
+            {},
+            "A program gives wrong values under torch.compile",
+        ),
+        (
+            "miscompile",
+            {"stage": "lowering", "rewrite": "model.spread_.default", "details": {}},
+            {},
+            "`model.spread_` gives wrong values under torch.compile",
+        ),
+        (
+            "miscompile",
+            {"stage": "lowering", "rewrite": None, "details": {"output of": "bilinear"}},
+            {},
+            "A program with `bilinear` gives wrong values under torch.compile",
+        ),
+        (
+            "miscompile",
+            {"stage": "functionalization", "rewrite": "f", "nodes": ["fill__1"], "details": {"kind": "analysis"}},
+            {},
+            "A program with `fill_` gives wrong values under torch.compile",
+        ),
+        (
+            "compile_error",
+            {
+                "stage": "codegen",
+                "rewrite": "F.x",
+                "details": {"error": "CppCompileError: no", "operators": ["maximum"]},
+            },
+            {"detail": "LoweringException: AssertionError: "},
+            "`F.x` fails to compile with AssertionError",
+        ),
+        (
+            "compile_error",
+            {"stage": "fake_tensor", "rewrite": "F.x", "details": {}},
+            {"detail": f"RuntimeError: /build/{'a' * 60}/R_0.cpp:8834: expected concrete integers"},
+            "`F.x` fails to compile: RuntimeError: expected concrete integers",
+        ),
+        (
+            "compile_error",
+            {"stage": "dynamo", "rewrite": "F.x", "details": {}},
+            {"detail": f"InternalTorchDynamoError: {'Very' * 10}Error: Variable({'y' * 9}) is not a constant"},
+            "`F.x` fails to compile: Variable(yyyyyyyyy) is not a constant",
+        ),
+    ],
+)
+def test_a_title_names_what_the_evidence_names(verdict, culprit, others, said):
+    entries = [WRONG] if verdict == "miscompile" else []
+    proved = {"necessary": True, "family": "", **culprit}
+    assert title(facts(verdict, *entries, cause=None, culprit=proved, shown={}, reproducer=None, **others)) == said
+
+
+def test_an_effect_that_is_lost_is_named():
+    lost = output("change of set(layer.Held.features) after the call", finding="missing", detail="only eager has it")
+    culprit = {"stage": "dynamo", "rewrite": "side effects", "details": {"kind": "effect"}}
+    said = title(facts("miscompile", lost, cause=None, culprit=culprit, shown={}, reproducer=None))
+    assert said == "A program does not change `Held.features` under torch.compile, as eager does"
