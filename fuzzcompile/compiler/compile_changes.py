@@ -382,6 +382,7 @@ class WatchedInstructions(CompileChange):
 
     def apply(self, recorder: Recorder) -> AbstractContextManager[object]:
         """Record each instruction."""
+        self.trace.program_calls = recorder.ledger.calls
         return install_patches(self.trace, patch_table.INSTRUCTIONS)
 
 

@@ -100,6 +100,8 @@ class InstructionTrace:
     # calls that give nothing back, and contexts: what they set, dynamo says in its own words
     settings: dict[str, list[Instruction]] = field(default_factory=dict)
     tensors: TracedTensors = field(default_factory=TracedTensors)
+    program_calls: Sequence[object] = ()  # so far, and the number of the one in which each code was traced
+    made_in: dict[tuple[CodeType, int], int] = field(default_factory=dict)
     _calls: dict[int, tuple[object, list[InstructionStep]]] = field(default_factory=dict)
     _looked_up: dict[int, tuple[object, str]] = field(default_factory=dict)  # attributes, by what they are to dynamo
     _offsets: dict[CodeType, dict[int, int]] = field(default_factory=dict)  # in the program's code, by dynamo's
@@ -133,6 +135,7 @@ class InstructionTrace:
                 self._calls.clear()
             number = sum(known is code for known, _ in self.steps)
             known = (translator, self.steps.setdefault((code, number), []))
+            self.made_in[code, number] = max(1, len(self.program_calls))
             self._calls[id(translator)] = known
         return known[1]
 
@@ -353,7 +356,7 @@ class PartedInstruction:
     ``others`` do the same in other places. ``kind`` is ``path`` (a truth, or a line), ``value``, ``gradient`` (one of
     both values requires one), ``torch mode`` (one of torch's own is another), ``error`` (dynamo raises one), ``call``
     (the program's own code that it calls is not traced) or ``setting`` (nothing comes of it that could part).
-    With ``other_call`` eager mode goes on as dynamo does, or has its value, in another call, which it may have traced.
+    ``call`` is the number of the program's call that both are of, from 1; None where dynamo traced another one.
     """
 
     instruction: Instruction
@@ -361,7 +364,7 @@ class PartedInstruction:
     expected: str = ""
     got: str = ""
     others: tuple[Instruction, ...] = ()
-    other_call: bool = False
+    call: int | None = None
 
     @property
     def is_of_tensor(self) -> bool:
@@ -375,19 +378,20 @@ class PartedInstruction:
 
 
 def find_partings(
-    eager: Steps, trace: InstructionTrace, raised: str = "", others: Sequence[Steps] = ()
+    eager: Steps, trace: InstructionTrace, raised: str = "", call: int | None = None
 ) -> list[PartedInstruction]:
     """List places where dynamo parts from Python, the strongest evidence first.
 
     That are wrong results on constants, calls that it does not trace, and the first instruction behind which the path
     or a value is another than in eager mode. Where dynamo's steps end it has broken the graph, unless it ``raised``.
 
-    ``others`` are the steps of eager mode's other calls.
+    ``call`` is the number of eager mode's call: what dynamo traced in the same one comes before anything else.
     """
     traced, entered = trace.steps, {code for code, _ in trace.steps}
     trace.tensors.compare_with(list_summaries(next((steps[0].values for steps in eager.values() if steps), {})))
     wrong = [
-        PartedInstruction(each, "value", word_digest(ours), word_digest(theirs)) for each, ours, theirs in trace.wrong
+        PartedInstruction(each, "value", word_digest(ours), word_digest(theirs), call=call)
+        for each, ours, theirs in trace.wrong
     ]
     special: list[tuple[int, PartedInstruction]] = []
     parted: list[tuple[int, PartedInstruction]] = []
@@ -395,6 +399,7 @@ def find_partings(
         if (code, number) not in traced:
             continue
         ours, theirs = _pair(code, steps, traced[code, number])
+        same_call = call if call == trace.made_in.get((code, number)) else None
         # A call in other modes from its beginning is not the one that was traced.
         given = [steps[0].values if steps else {} for steps in (ours, theirs)]
         other_modes = {mode for mode in _MODES if given[0].get(mode) != given[1].get(mode)}
@@ -410,36 +415,22 @@ def find_partings(
             if decided is not None and step.offset != other.offset:
                 words = _word_truths(theirs[:index], decided, step.offset, other.offset)
                 words = words or (_word_line(code, step), _word_line(code, other))
-                other_call = any(_goes_alike(each, code, theirs, index) for each in others)
-                parted.append((step.number, PartedInstruction(decided, "path", *words, other_call=other_call)))
+                parted.append((step.number, PartedInstruction(decided, "path", *words, call=same_call)))
             elif decided is not None and name is not None:
                 is_tensor = (step.values[name] or ())[:1] == TENSOR
                 suspects = _list_unnamed(theirs[:index], decided) if is_tensor or _fills(decided) else [decided]
                 said = _word_values(name, step.values[name], other.values.get(name))
-                other_call = any(_goes_alike(each, code, theirs, index, name) for each in others)
-                parted += [(step.number, PartedInstruction(each, *said, other_call=other_call)) for each in suspects]
+                parted += [(step.number, PartedInstruction(each, *said, call=same_call)) for each in suspects]
             break
         else:
             if raised and len(theirs) < len(ours) and (decided := _find_deciding(theirs)) is not None:
                 parted.append((ours[len(theirs)].number, PartedInstruction(decided, "error", "goes on", raised)))
+    parted = [each for each in parted if each[1].call is not None] or parted
     earliest = min((number for number, _ in parted), default=None)
     first = [each for each in parted if each[0] == earliest]
     before = [each for each in special if earliest is None or each[0] <= earliest]
     known = {each.instruction.place for each in wrong}
     return [*wrong, *(each for _, each in (*before, *first) if each.instruction.place not in known)]
-
-
-def _goes_alike(
-    other: Steps, code: CodeType, theirs: list[InstructionStep], index: int, name: str | None = None
-) -> bool:
-    """Return whether another call of eager mode goes from a step of dynamo's to the next one, with the same value."""
-    places = theirs[index - 1].offset, theirs[index].offset
-    for steps in (_pair(code, taken, theirs)[0] for (known, _), taken in other.items() if known is code):
-        for before, step in itertools.pairwise(steps):
-            same = name is None or agree(step.values.get(name), theirs[index].values.get(name))
-            if (before.offset, step.offset) == places and same:
-                return True
-    return False
 
 
 def list_settings(trace: InstructionTrace) -> list[PartedInstruction]:

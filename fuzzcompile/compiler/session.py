@@ -25,6 +25,7 @@ from fuzzcompile.compiler.compile_changes import (
     Lowered,
     ProgramsInOrder,
     Templates,
+    WatchedInstructions,
 )
 from fuzzcompile.compiler.custom_code import make_backend_label
 from fuzzcompile.compiler.export import ExportedCallable, ExportError
@@ -246,6 +247,8 @@ class CompileSession:
     def compile(self, target: Callable[..., object]) -> Callable[..., Any]:
         """``torch.compile`` of ``target`` with the case's settings, or what stands for it on another path."""
         compiled, anew = self._compile(target), self.how.get(CompiledAnew)
+        if anew is None and self.how.get(WatchedInstructions) is not None:
+            anew = CompiledAnew(facts=())  # the calls are counted, and none compiles anew
         return compiled if anew is None else call_anew(self.recorder, compiled, target, anew.facts, anew.eager_calls)
 
     def _compile(self, target: Callable[..., object]) -> Callable[..., Any]:

@@ -86,7 +86,7 @@ DetailsJson = TypedDict(
         "inside": list[str],  # the composite operators that called it
         "expected": str | int,  # the right result; ``got`` is the compiler's
         "got": str | int,
-        "other call": bool,  # whether another call of eager mode has what is the compiler's there
+        "traced call": int,  # the number of the call that both are of, where they are known to be of one
         "node": str,  # of the graph
         "composite": CompositeJson,  # the function whose paths part
         "aten_kernel": AtenKernelJson,  # the kernel of ATen at fault

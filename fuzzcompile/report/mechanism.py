@@ -91,35 +91,30 @@ def _tell_kind(report: ReportJson, culprit: CulpritJson) -> str:
         values["error"] = _shorten(report["detail"])
     for key in _QUOTED:
         if value := details.get(key) or (_ABSENT.get(key) if key in details else None):
-            values[key.replace(" ", "_")] = _word_value(value, of_names=key in _OF_NAMES)
+            values[key.replace(" ", "_")] = _word_value(value)
     same = "got" in values and values["got"] == values.get("expected")
     sentence = str(form).format_map(values)
     return "" if values.lacks or same else sentence
 
 
 def _is_of_one_call(details: DetailsJson) -> bool:
-    """Return whether Python and dynamo have something else in one call, and there is text of both.
-
-    What another call of Python's has may be what dynamo traced in that one; older reports do not say whether one has.
-    """
+    """Return whether Python and dynamo are known to have something else in one call, and there is text of both."""
     texts = str(details.get("expected")), str(details.get("got"))
-    return details.get("other call") is False and not any(map(_UNREADABLE.fullmatch, texts))
+    return "traced call" in details and not any(map(_UNREADABLE.fullmatch, texts))
 
 
-def _word_value(value: object, *, of_names: bool) -> str:
+def _word_value(value: object) -> str:
     if isinstance(value, Mapping):
         return _join([f"{number} `{_shorten(name)}`" for name, number in value.items()])
     if not isinstance(value, list):
         return _shorten(str(value))
     if all(isinstance(each, int) for each in value):
         return str(tuple(value))
-    words = [_shorten(str(each)) for each in value]
-    return several([f"`{word}`" for word in words] if of_names else words, ", ")
+    return several([_shorten(str(each)) for each in value], ", ")
 
 
-# Names of the program, of operators and of nodes; what a form says where there are none.
-_OF_NAMES = ("eager", "compiled", "saved")
-_ABSENT = {"eager": "nothing", "compiled": "nothing", "joint graph draws": "none", "its parts draw": "none"}
+# What a form says where there are none.
+_ABSENT = {"joint graph draws": "none", "its parts draw": "none"}
 _QUOTED = (
     "expected",
     "got",
@@ -127,8 +122,6 @@ _QUOTED = (
     "differs",
     "a run shows",
     "effects",
-    "eager",
-    "compiled",
     "saved",
     "shape",
     "strides",

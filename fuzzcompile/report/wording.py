@@ -276,7 +276,7 @@ def _written(facts: IssueFacts) -> Effect | None:
 def _wrong_truth(facts: IssueFacts) -> Effect | None:
     """The truth of a condition, where that condition is what the operation is named by."""
     details = read_details(facts.culprit)
-    truths, is_of_call = (details.get("got"), details.get("expected")), details.get("other call") is False
+    truths, is_of_call = (details.get("got"), details.get("expected")), "traced call" in details
     if not facts.proved or not is_of_call or facts.expression or set(truths) != {"true", "false"}:
         return None
     return Effect(f"is {truths[0]}", f" instead of {truths[1]}")

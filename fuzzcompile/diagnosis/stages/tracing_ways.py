@@ -9,7 +9,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -31,7 +30,6 @@ from fuzzcompile.compiler.graph_replay import list_random_calls
 from fuzzcompile.compiler.instructions import (
     InstructionTrace,
     PartedInstruction,
-    Steps,
     find_partings,
     list_settings,
     record_instructions,
@@ -431,17 +429,13 @@ def _find_partings(divergence: Divergence) -> list[PartedInstruction]:
     of_later = len(captured) > 1 and len(calls) > 1
     if not of_later:
         trace.tensors.replay(captured, sums=sums)
-
-    def find(eager: Steps) -> list[PartedInstruction]:
-        return find_partings(eager, trace, raised, [each for each in calls if each is not eager])
-
-    first = [parted for eager in calls[:1] for parted in find(eager)]
+    first = [parted for eager in calls[:1] for parted in find_partings(eager, trace, raised, 1)]
     if of_later or not first:  # beside a trace of the first call, tensors of a later one may be others, for its state
         trace.tensors.replay(captured, sums=sums and of_later)
-    later = [find(eager) for eager in reversed(calls[1:])]
-    # Against a trace of a later call, the first one may part for what has changed in between.
+    later = [find_partings(calls[at], trace, raised, at + 1) for at in reversed(range(1, len(calls)))]
+    # Against a trace of another call, one may part for what has changed in between.
     found = list(itertools.chain(*later[:1], first, *later[1:])) if of_later else first or list(itertools.chain(*later))
-    found.sort(key=attrgetter("other_call"))
+    found = [parted for parted in found if parted.call is not None] or found
     # What requires a gradient hangs on what was set.
     if first and found[0].kind != "gradient":
         return found
@@ -452,8 +446,8 @@ def _make_culprit(parted: PartedInstruction, raised: Sequence[tuple[str, int, st
     instruction = parted.instruction
     site = f"{shorten_file(instruction.code.co_filename)}:{instruction.line} #1"
     details: DetailsJson = {"kind": parted.kind, "expected": parted.expected, "got": parted.got}
-    if parted.kind in ("path", "value"):
-        details["other call"] = parted.other_call
+    if parted.call is not None:
+        details["traced call"] = parted.call
     if raised and parted.kind == "error":  # what it met with in dynamo is one bug in whatever program
         file, line, function = raised[0]
         return Culprit(DYNAMO, None, function, function, source=file, line=line, site=site, details=details)

@@ -287,19 +287,40 @@ LINE, PLANE = torch.ones(2), torch.ones(2, 2)
         ((LINE, None), (PLANE, None), "int == int", "false"),
     ],
 )
-def test_the_truth_of_a_condition_is_told_and_whether_another_call_has_it(traced, called, condition, holds):
+def test_the_truth_of_a_condition_is_told_and_whether_it_is_of_the_same_call(traced, called, condition, holds):
     trace, other = InstructionTrace(), {"true": "false", "false": "true"}[holds]
     torch._dynamo.reset()
     with install_patches(trace, patch_table.INSTRUCTIONS):
         torch.compile(choose, backend="eager")(*traced)
     with record_instructions() as eager:
         choose(*called)
-    with record_instructions() as alike:
-        choose(*traced)
-    (parted,) = find_partings(eager, trace)
+    (parted,) = find_partings(eager, trace, call=1)
     assert (parted.kind, parted.instruction.does, parted.expected, parted.got) == ("path", condition, holds, other)
-    assert not parted.other_call
-    assert [each.other_call for each in find_partings(eager, trace, others=[alike])] == [True]
+    assert parted.call == 1 and find_partings(eager, trace, call=2)[0].call is None
+
+
+LATER = """
+import torch
+
+def program(x, amount):
+    return x.sin() if amount in range(0, 10) else x.cos()
+
+def make():
+    return program, (torch.ones(3), 11)
+
+def run(model, inputs):
+    return model(*inputs), model(inputs[0], 3)
+"""
+
+
+@ONLY_HERE
+def test_a_trace_is_held_against_the_call_that_it_is_of(write_case: Callable[..., Path], monkeypatch):
+    plant = PLANTS["a range asked as if it were its bounds, behind a local of a closure"]
+    monkeypatch.setattr(plant.owner, plant.method, plant.replace(getattr(plant.owner, plant.method)))
+    culprit = triage(load_case(write_case(LATER)), torch.device("cpu")).to_json()["culprit"]
+    told = {key: culprit["details"][key] for key in ("kind", "expected", "got", "traced call")}
+    assert culprit["rewrite"] == "int in range", culprit
+    assert told == {"kind": "path", "expected": "true", "got": "false", "traced call": 2}
 
 
 # Reproducers of the public benchmark.

@@ -293,7 +293,7 @@ def test_the_title_of_a_stale_graph_says_what_changed():
             {
                 "stage": "dynamo",
                 "rewrite": "Pair == Pair",
-                "details": {"kind": "path", "expected": "true", "got": "false", "other call": False},
+                "details": {"kind": "path", "expected": "true", "got": "false", "traced call": 1},
             },
             {},
             "`Pair == Pair` is false under torch.compile instead of true",
