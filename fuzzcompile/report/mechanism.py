@@ -79,6 +79,8 @@ def _tell_kind(report: ReportJson, culprit: CulpritJson) -> str:
         return ""  # the functional graph was run for its values, and not differentiated
     if kind in ("value", "path") and not _is_of_one_call(details):
         return ""
+    if kind == "numbers" and str(details.get("got")).startswith("result"):
+        kind = "drawn"  # and not the state of the generator after them
     special = [f"error {kind}"] if report["verdict"] in ERRORS else []
     special += [f"{way or culprit.get('stage')} {kind}", str(way), kind]
     form = next((forms[key] for key in special if key in forms), None)

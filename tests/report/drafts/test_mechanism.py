@@ -89,6 +89,14 @@ GENERATED = "The C++ kernel generated for `exp` computes other values"
     ("details", "told"),
     [
         (OPERATOR, "Decomposed, `f` gives nan at [0]; the kernel that eager mode runs gives -0.8473 at [0]."),
+        (
+            {**OPERATOR, "kind": "numbers", "expected": "result 0[2] = 1", "got": "result 0[2] = 0"},
+            "Decomposed, `f` draws other numbers than the kernel that eager mode runs: 0 at [2] instead of 1 at [2].",
+        ),
+        (
+            {**OPERATOR, "kind": "numbers", "expected": "the state of the generator after it", "got": "another state"},
+            "Decomposed, `f` leaves the random generator in another state than the kernel that eager mode runs.",
+        ),
         (FAKE, "On fake tensors the result of `f` has strides (1, 2); its kernel gives (3, 1)."),
         (KERNEL, "The C++ kernel generated for `exp` computes other values, in float64 too."),
         (FUSED, f"{GENERATED} (-4.362 for -1.209 at [0, 2]); with a kernel for each operator it is right."),
