@@ -47,7 +47,7 @@ class GuardUnknown(Exception):
 
 @dataclass(frozen=True)
 class Feature:
-    """What can be asked of a call of ``target``: of an argument's value, or of a tensor's dtype, layout or sizes.
+    """List questions about a call of ``target``: an argument's value, or a tensor's dtype, layout or sizes.
 
     ``code`` is an expression over ``node`` in a match, over ``args`` and ``kwargs`` of a decomposition; of a dimension,
     ``last`` is that for the last one, which is observed as -1.
@@ -67,7 +67,7 @@ class Feature:
 
     @property
     def subject(self) -> str:
-        """What is asked, in words."""
+        """The question in words."""
         of = f"`{self.argument}` of `{self.operator}`"
         asked = {"dtype": "the dtype of ", "size": "the list of dimensions of size 1 of "}
         return f"{asked.get(self.kind, '')}{of}"

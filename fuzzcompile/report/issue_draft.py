@@ -149,7 +149,7 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
 
 
 def _tell_fix(facts: IssueFacts) -> str:
-    """What a fix that was tried did; empty where none was asked for."""
+    """The outcome of a fix that was tried, in words; empty where none was asked for."""
     if (fix := facts.shown.get("fix")) is None:
         return ""
     words, cause = WORDS["fix"], facts.cause or {}

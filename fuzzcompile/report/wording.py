@@ -267,7 +267,7 @@ def _written(facts: IssueFacts) -> Effect | None:
     held = [re.fullmatch(rf"{EFFECT}(?:\w+\()?(?:\w+\.)*?(\w+(?:\.\w+)?)\)?", name.what) for name, _ in written]
     what = f"`{held[0][1]}`" if held and held[0] else what
     if details == {ONLY_EAGER}:
-        return Effect(f"does not change {what}", ", as eager does", of_program=True)
+        return Effect(f"does not change {what}", ", but eager does", of_program=True)
     if details == {ONLY_COMPILED}:
         return Effect(f"changes {what}", ", which eager leaves as it is", of_program=True)
     return None
@@ -461,7 +461,7 @@ def _subject(facts: IssueFacts) -> str:
     return next(iter(name_operations(facts)), "a program")
 
 
-_PLACE = re.compile(r" at \[[^]]*\]|\binputs? \d+|\b[Rr]esult \d+")
+_NUMBERED = re.compile(r" at \[[^]]*\]|\binputs? \d+|\b[Rr]esult \d+")
 _TUPLE = re.compile(r"\([\d, ]+\)")
 # A number with its fraction and exponent, not a digit of a name.
 _NUMBER = re.compile(r"(?<![\w.])(?:\d+\.\d*|\d+)(?:e[-+]?\d+)?(?![\w.]*\w)|\bnan\b|\binf\b")
@@ -475,7 +475,7 @@ def _observe_in_script(facts: IssueFacts) -> str:
     shown = f"{facts.plain}\n{facts.shown.get('plain_output') or ''}"
     tuples = _TUPLE.findall(told)
     there = [float(number) for number in _NUMBER.findall(shown)]
-    numbers = [float(number) for number in _NUMBER.findall(_PLACE.sub("", _TUPLE.sub("", told)))]
+    numbers = [float(number) for number in _NUMBER.findall(_NUMBERED.sub("", _TUPLE.sub("", told)))]
     found = all(any(_is_printed_as(number, own) for own in there) for number in numbers)
     return told if found and all(each in shown for each in tuples) else ""
 

@@ -47,7 +47,7 @@ def list_raise_frames(error: BaseException) -> tuple[_Place, ...]:
 
 
 def list_given(error: BaseException) -> tuple[str, ...]:
-    """What the innermost of these frames was given: its arguments that are numbers, text, tensors or nodes, as text."""
+    """The arguments of the innermost frame that are numbers, text, tensors or nodes, as text."""
     for _, frame in _list_raising(error)[-1:]:
         code = frame.f_code
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
