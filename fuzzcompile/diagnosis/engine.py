@@ -46,7 +46,7 @@ from fuzzcompile.diagnosis.refusals import (
 from fuzzcompile.diagnosis.sharding_judgement import attribute_sharding_fault, judge_sharding
 from fuzzcompile.diagnosis.stages.own_choices import measure_against_updates
 from fuzzcompile.diagnosis.stale_calls import StaleCall, find_stale_call
-from fuzzcompile.diagnosis.triage_report import Cost, TriageReport, find_rewrite_fate
+from fuzzcompile.diagnosis.triage_report import FUNCTORCH, Cost, TriageReport, find_rewrite_fate
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.diagnosis.trials.stored_graphs import NOTHING_RESTORED
@@ -579,8 +579,12 @@ def _look_again(answer: JudgedTrial) -> JudgedTrial:
 
 
 def _list_opt_in(settings: CompileSettings) -> tuple[str, ...]:
-    """The settings that a case changes of Inductor and AOTAutograd; passes of its own do not count."""
-    configs = {"inductor": settings.own_config, "functorch": settings.functorch}
-    own = [(config, *entry) for config, entries in configs.items() for entry in entries.items()]
-    plain = [each for each in own if each[1] not in NEUTRAL and isinstance(each[2], (bool, int, float, str, Mapping))]
-    return tuple(key for config, key, value in plain if value != get_setting(key, config))
+    """The settings that a case changes of Inductor and, with its config's name, of AOTAutograd; passes do not count."""
+    configs = (("inductor", settings.own_config, ""), ("functorch", settings.functorch, FUNCTORCH))
+    return tuple(
+        prefix + key
+        for config, entries, prefix in configs
+        for key, value in entries.items()
+        if key not in NEUTRAL and isinstance(value, bool | int | float | str | Mapping)
+        if value != get_setting(key, config)
+    )

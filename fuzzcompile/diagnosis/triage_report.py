@@ -43,10 +43,13 @@ from fuzzcompile.model.signatures import (
     normalise_message,
     replace_fingerprint,
 )
-from fuzzcompile.model.stages import BY_NAME, GRAPH_STAGES, PARTITION
+from fuzzcompile.model.stages import BY_NAME, FUNCTIONALIZATION, GRAPH_STAGES, PARTITION
 from fuzzcompile.model.verdicts import Comparison, CoverageCount, Verdict
 from fuzzcompile.run.observation import Failure
 from fuzzcompile.run.plants import list_plants
+
+FUNCTORCH = "functorch."
+"""Begins the name of a setting of AOTAutograd's among those that a case changes."""
 
 # Fate of a pass or pattern that the user suspects by name in the judged compile.
 
@@ -274,8 +277,11 @@ class TriageReport:
         }
         if self.contract is not None:
             report["contract"] = self.contract
-        if self.is_bug and culprit is not None and BY_NAME[culprit.stage].is_inductor:
-            report["opt_in"] = list(self.opt_in)
+        if self.is_bug and culprit is not None:
+            if BY_NAME[culprit.stage].is_inductor:
+                report["opt_in"] = list(self.opt_in)
+            elif culprit.stage in (FUNCTIONALIZATION, PARTITION) and self.opt_in:
+                report["opt_in"] = [name for name in self.opt_in if name.startswith(FUNCTORCH)]
         if plants := list_plants():
             report["plants"] = [path.name for path in plants]
         finite: ReportJson = make_finite(report)

@@ -28,7 +28,7 @@ class Severity(StrEnum):
     RAISING_LAYOUT = "raising_layout"
     """Eager's result is contiguous and the compiled one is not: ``.view()`` raises."""
     OPT_IN = "opt_in"
-    """Any of these, by a part of Inductor that runs only under a setting that is off by default."""
+    """Any of these, by a part of Inductor or AOTAutograd that runs only under a setting that is off by default."""
     LAYOUT = "layout"
     """Other strides, with which everything goes on working."""
     ACCEPTS_INVALID = "accepts_invalid"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 
 import torch
+from torch.utils import _pytree as pytree
 
 from fuzzcompile.diagnosis.probe import SignatureLock, probe_case
 from fuzzcompile.diagnosis.triage_report import TriageReport
@@ -317,7 +318,7 @@ def _matches_neighbour(window: Program, neighbour: Program, shown: ScreenResult)
 
     def measure_distance(program: Program) -> float | None:
         values = evaluate(program).values
-        results = [values.get(name) for name in program.output_refs()]
+        results = pytree.tree_leaves([values.get(name) for name in program.output_refs()])  # some calls return several
         numbers = [r for r in results if isinstance(r, torch.Tensor) and not r.is_complex()]
         if not numbers or len(numbers) != len(given):
             return None

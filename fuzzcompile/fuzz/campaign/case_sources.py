@@ -91,7 +91,7 @@ class DrawnCase:
 
     @property
     def needs_code(self) -> bool:
-        """Return whether it asks what generated code does with values, or is one kernel: a screen shows little of it."""
+        """Return whether it asks what generated code does with values, or is one kernel: screens show little of it."""
         return not {"extreme", "shared"}.isdisjoint(self.features)
 
     @property
