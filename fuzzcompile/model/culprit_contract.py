@@ -68,6 +68,7 @@ DetailsJson = TypedDict(
         # the same in the program's own dtypes; ``native_noise`` is what rounding alone does there
         "native": float | None,
         "native_noise": float | None,
+        "reordered": bool,  # whether the results hold the same numbers behind a rewrite, in another order
         # the change of a rewrite to something else than values, such as a dtype, shape or stride
         "changed": str | None,
         "shares": str | None,  # the memory that is read behind a rewrite alone, which moved no value but by that

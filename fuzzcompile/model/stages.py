@@ -64,7 +64,7 @@ STAGE_TABLE: Final = (
     ),
     CompilerStage(
         FUNCTIONALIZATION,
-        "functionalization (AOTAutograd)",
+        "AOTAutograd",
         ("_functorch/aot_autograd.py", "_functorch/_aot_autograd/*", "_subclasses/functional_tensor.py"),
         "aot autograd",
         "module: functionalization",

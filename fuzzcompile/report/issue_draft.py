@@ -210,7 +210,10 @@ def _shorten(output: str, log: str, limit: int) -> list[str]:
         return [line[:_WIDEST] for line in lines[:limit]]
     messages = [line.strip() for line in log.splitlines() if _MESSAGE.search(line.strip())]
     new = [line for line in dict.fromkeys(messages) if not any(line[:_ALIKE] in known for known in lines)]
-    return [line[:_WIDEST] for line in [*lines, *new[:2]]][-limit:] if limit else []
+    shown = [line[:_WIDEST] for line in [*lines, *new[:2]]][-limit:] if limit else []
+    text = "".join(shown)
+    cut = any(text.count(left) != text.count(right) for left, right in ("[]", "()"))
+    return [] if cut else shown  # the end of a tensor without its beginning tells nothing
 
 
 # The draft of one issue for a group of minor findings: a table of what each shows, and their scripts, folded.

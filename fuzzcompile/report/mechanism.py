@@ -250,6 +250,8 @@ def _iter_results(
             yield "the results of the two differ where they are infinite or NaN"
         elif cause.get("computes") == "neighbour" and cause.get("before") and cause.get("after"):
             yield f"that computes what eager mode gives with `{cause['after']}` in place of `{cause['before']}`"
+        elif details.get("reordered"):
+            yield "the result holds the same numbers in another order"
         elif isinstance(moved, float) and moved > _MOVED:
             share = f"{moved:.0%}" if moved >= 0.01 else f"{moved:.1e}"
             yield f"in float64, the results of the two differ by {share} of their size"

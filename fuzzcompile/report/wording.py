@@ -51,19 +51,18 @@ def reach(facts: IssueFacts) -> str:
         where = "with the settings of its own script" if is_script else f"on {_device(facts)}"
         return f"It was seen {where}{' and is silent' if silent else right}."
     seen = f"It was seen {_where(facts, constants)}{right}."
-    quiet = " Nothing warns of it." if silent else ""
     if facts.promise is not None:
-        return f"It breaks a promise that holds only where a setting asks for it ({facts.promise}).{quiet} {seen}"
+        return f"It breaks a promise that holds only where a setting asks for it ({facts.promise}). {seen}"
     if opt_ins := [text for _, text in list_opt_ins(facts)]:
-        return f"It needs options that are off by default: `{'`, `'.join(opt_ins)}`.{quiet} {seen}"
+        return f"It needs options that are off by default: `{'`, `'.join(opt_ins)}`. {seen}"
     if draws := [
         name for name in NEUTRAL if name in _read_settings(constants) or f"{name} = True" in (facts.plain or "")
     ]:
-        return f"It happens with the default settings and `{draws[0]} = True`, for equal random numbers.{quiet} {seen}"
+        return f"It happens with the default settings and `{draws[0]} = True`, for equal random numbers. {seen}"
     own = next((own for name, own in WORDS["called_by_module"].items() if f"{name}(" in (facts.plain or "")), None)
     if own is not None:
-        return f"It happens with the default settings where it is called as below. {own}{quiet} {seen}"
-    return f"It happens with the default settings.{quiet} {seen}"
+        return f"It happens with the default settings where it is called as below. {own} {seen}"
+    return f"It happens with the default settings. {seen}"
 
 
 _PATHS = {
@@ -222,6 +221,8 @@ def describe_condition(facts: IssueFacts) -> str:
         return f" for {'an' if form[0] in 'aeiou' else 'a'} {form} input"
     if kind == "sharing" and before.isidentifier():
         return " when one tensor is used twice"
+    if kind == "gradient":
+        return " when no input requires gradients"
     if kind == "dtype" and (names := _DTYPE.findall(before)):
         return f" for {' and '.join(dict.fromkeys(names))}"
     if kind == "size" and str(cause.get("fingerprint")).startswith("size of "):
@@ -409,13 +410,12 @@ def _tell_eager_fault(facts: IssueFacts) -> Iterator[str]:
             else "Eager mode makes that call in"
         )
         yield f"{maker} {_elide_names(_subject(facts))}, as in the program that is folded below."
-        compiled = "The same program under `torch.compile` computes it in another way, and is right"
+        compiled = "Under `torch.compile` the same program computes it by other code, and is right"
         right = "A second reference computes it by other code" if facts.path == EAGER else compiled
         yield f"No compiler is involved. {right}: eager mode agrees with it {describe_repair(facts)}."
     else:
         yield f"The same program under `torch.compile` is right: {fold_lines(facts.detail)}."
     yield "" if facts.without_compiler else _observe_in_script(facts)  # its script calls the kernel on other values
-    yield "Nothing warns of it."
 
 
 class Claim(NamedTuple):

@@ -232,6 +232,7 @@ def _describe_step(step: Step) -> DetailsJson:
         "native": step.native,
         "native_noise": step.native_noise,
         "changed": step.raised or step.metadata or step.stride,
+        "reordered": step.reordered,
         "shares": "memory that is written to" if step.by_writes else None if step.is_semantic else step.alias,
         "writes in place": writes[1] > writes[0],
         "writes to overlap": overlaps[1] > overlaps[0],

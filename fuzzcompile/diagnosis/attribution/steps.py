@@ -15,6 +15,7 @@ from fuzzcompile.compiler.graph_replay import (
     NotReplayable,
     ReplayResult,
     draw_alike,
+    is_strided,
     keep_writes_apart,
     list_random_calls,
     replay_graph,
@@ -269,8 +270,8 @@ class Step:
     with others than before, which matters only where the user sees it. ``raised`` is set where the graph ran before
     the rewrite and not after, ``silenced`` where it raised before and not after (which matters only where eager
     raises), ``folded`` where the rewrite put constants into the graph. ``float64_noise`` is what one ulp of float64 per
-    operator does to the result, and ``by_writes`` whether the step is one by what is read of written memory alone;
-    both are looked at where the step is large.
+    operator does to the result, ``by_writes`` whether the step is one by what is read of written memory alone, and
+    ``reordered`` whether the results hold the same numbers in another order; all are looked at where the step is large.
     """
 
     frame: int
@@ -288,6 +289,7 @@ class Step:
     random: bool = False
     float64_noise: float = 0.0
     by_writes: bool = False
+    reordered: bool = False
     folded: bool = False
 
     @property
@@ -424,7 +426,7 @@ def _measure_step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: Snaps
     native = measure_change(native_before, native_after, units)
     noise = measure_change(exact_before, native_before, units)
     step = measure_change(exact_before, exact_after, units)
-    amplified, by_writes = 0.0, False
+    amplified, by_writes, reordered = 0.0, False, False
     if step is not None and step > SEMANTIC_STEP:
         calls = list_random_calls(runs.snapshots[before])
         random = random or (bool(calls) and not draw_alike(runs.snapshots[before], runs.snapshots[after], runs.inputs))
@@ -432,6 +434,7 @@ def _measure_step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: Snaps
         perturbed = replay_graph(runs.snapshots[before], runs.inputs, double=True, noise_seed=1)
         amplified = measure_change(exact_before, perturbed, units) or 0.0
         by_writes = _moves_by_writes(runs.snapshots[before], runs.snapshots[after], runs.inputs)
+        reordered = all(map(_hold_same_numbers, _results(exact_before), _results(exact_after)))
     return Step(
         frame,
         record,
@@ -446,8 +449,17 @@ def _measure_step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: Snaps
         random=random,
         float64_noise=amplified,
         by_writes=by_writes,
+        reordered=reordered,
         folded=bool(list_constants(runs.snapshots[after]) - list_constants(runs.snapshots[before])),
     )
+
+
+def _hold_same_numbers(first: object, second: object) -> bool:
+    if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
+        return first == second
+    if not (is_strided(first) and is_strided(second)) or first.numel() != second.numel() or first.is_complex():
+        return False
+    return torch.equal(first.flatten().sort().values, second.flatten().sort().values)
 
 
 def _moves_by_writes(before: Snapshot, after: Snapshot, inputs: Sequence[object]) -> bool:

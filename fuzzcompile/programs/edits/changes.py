@@ -26,9 +26,9 @@ from fuzzcompile.run.tensors import is_inexact
 class Change:
     """A program one change away from another.
 
-    ``kind`` is ``argument``, ``dtype``, ``layout``, ``sharing``, ``value`` or ``size``, ``fingerprint`` what was
-    changed, in words that hang on neither sizes nor names; ``after`` replaces ``before``, as a user writes them. It
-    ``hides`` if an operator was put between two others, so that it says little if a pattern matches no more.
+    ``kind`` is ``argument``, ``dtype``, ``layout``, ``sharing``, ``value``, ``size`` or ``gradient``, ``fingerprint``
+    what was changed, in words that hang on neither sizes nor names; ``after`` replaces ``before``, as a user writes
+    them. It ``hides`` if an operator was put between two others, so that it says little if a pattern matches no more.
     ``statement`` is the changed one, where only one was.
     """
 
@@ -82,6 +82,7 @@ def _list_all(program: Program, evaluation: Evaluation) -> Iterator[Change]:
     yield from _change_input_values(program)
     yield from _change_sizes(program, evaluation)
     yield from each(_Statement.first_dimension, _Statement.flags)
+    yield from _require_gradients(program)
     yield from _name_arguments(program)
 
 
@@ -342,6 +343,16 @@ def _substitute(program: Program, statement: Statement) -> Iterator[Change]:
         yield put("dtype", "dtype", statement.map_leaves(cast))
     if statement.form == "operator" and statement.target in _OTHER_OPERATOR:
         yield put("argument", text, replace(statement, target=_OTHER_OPERATOR[statement.target]))
+
+
+def _require_gradients(program: Program) -> Iterator[Change]:
+    """Where gradients are recorded and nothing requires one: all floating inputs require them."""
+    records = program.settings.get("BACKWARD") or program.settings.get("GRAD") == "enabled"
+    floating = [x for x in program.inputs if is_inexact(x.dtype)]
+    if records and floating and not any(x.requires_grad for x in program.inputs):
+        changed = program.map_inputs(lambda x: replace(x, requires_grad=True) if is_inexact(x.dtype) else x)
+        name = floating[0].name
+        yield Change(changed, "gradient", "no gradient required", name, f"{name}.requires_grad_()")
 
 
 def _name_arguments(program: Program) -> Iterator[Change]:

@@ -62,6 +62,18 @@ def test_the_usual_comes_first_and_equal_dimensions_are_equal():
     assert found[0] == ("add(alpha)", "alpha=0.5", "alpha=1")
 
 
+def test_gradients_are_required_where_they_are_recorded_and_nothing_requires_one():
+    statement = Statement("out", "method", "sin", (X,))
+    wanted = ("no gradient required", "x", "x.requires_grad_()")
+    assert wanted in offered(statement, settings={"GRAD": "enabled"})
+    changes = generate_changes(program(statement, settings={"BACKWARD": True}))
+    (changed,) = (change.program for change in changes if change.kind == "gradient")
+    assert all(each.requires_grad for each in changed.inputs)
+    required = (Input("x", (2,), (1,), torch.float32, requires_grad=True, values=torch.randn(2)),)
+    assert wanted not in offered(statement)
+    assert wanted not in offered(statement, settings={"GRAD": "enabled"}, inputs=required)
+
+
 def test_a_permutation_is_taken_apart_only_where_it_swaps_the_last_two_among_others():
     inputs = (drawn("x", 2, 3, 4, 5),)
     assert offered(Statement("out", "method", "permute", (X, 0, 2, 3, 1)), inputs=inputs)[0] == (

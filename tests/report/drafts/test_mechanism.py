@@ -35,6 +35,8 @@ def test_what_is_put_in_place_of_what():
         "`addmm` puts `mm(…)` and `add(…)` in place of `addmm(…, beta=-1)`: in float64, the results of the two "
         "differ by 50% of their size."
     )
+    moved = tell("miscompile", diff(*ADDMM, float64=0.5, reordered=True))
+    assert moved.endswith(": the result holds the same numbers in another order.")
     # Of a step without bounds it is not known which of both sides is infinite.
     endless = tell("nonfinite", diff(*ADDMM, non_finite="inf"))
     assert endless.endswith(": the results of the two differ where they are infinite or NaN.")
