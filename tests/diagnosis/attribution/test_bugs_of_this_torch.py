@@ -64,6 +64,7 @@ def test_a_pattern_whose_handler_calls_a_pass_is_named(write_case: Callable[...,
     assert report["is_bug"]
     culprit = report["culprit"]
     assert (culprit["stage"], culprit["rewrite"]) == ("pre_grad", "unbind_cat_to_view")
+    assert culprit["details"]["reordered"]
     assert culprit["necessary"] is True
     assert (report["severity"], report["opt_in"]) == ("opt_in", ["pre_grad_fusion_options"])
 
