@@ -159,7 +159,7 @@ def _word_agreement(experiments: Experiments, trial: Trial, second: Observation,
     moved, _ = run_second(experiments.runs, moved=mode.alone)
     if moved.failure is None and apart.isdisjoint(_list_moved(second, moved)):
         return f"{_TWO_REFERENCES}; nothing that parts depends on {counted}"
-    return f"the float64 reference contradicts it, and depends on {counted}"
+    return f"the float64 reference contradicts it, and depends on {counted}: a fault of theirs would not show"
 
 
 _TWO_REFERENCES = "two references that share no kernel agree against it"
@@ -169,9 +169,7 @@ def _word_calls_alone(mode: SecondReference) -> str:
     """The number of calls of which there is one opinion only, and their operators."""
     counts = Counter(map(str, mode.alone.values()))
     total = f"{len(mode.alone)} call{'s' if len(mode.alone) > 1 else ''}"
-    return (
-        f"{total} with one opinion only, the kernel's own ({', '.join(f'{n}x {name}' for name, n in counts.items())})"
-    )
+    return f"{total} that only eager's own kernels compute ({', '.join(f'{n}x {name}' for name, n in counts.items())})"
 
 
 def _list_moved(before: Observation, after: Observation) -> set[str]:
