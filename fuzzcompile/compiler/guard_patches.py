@@ -47,7 +47,7 @@ class GuardUnknown(Exception):
 
 @dataclass(frozen=True)
 class Feature:
-    """List questions about a call of ``target``: an argument's value, or a tensor's dtype, layout or sizes.
+    """A question about a call of ``target``: the value of an argument, or the dtype, layout or sizes of a tensor.
 
     ``code`` is an expression over ``node`` in a match, over ``args`` and ``kwargs`` of a decomposition; of a dimension,
     ``last`` is that for the last one, which is observed as -1.

@@ -258,6 +258,8 @@ _LISTING_SECONDS = 180.0
 _LOST = CellSource(left_out={"groups of samples over which a worker is lost in eager mode": 1})
 # Percentage of the cases of any operator that have extreme values.
 _EXTREME = 40
+# Percentage of them that have the first of its dtypes, which is float32 where it takes that: most programs have it.
+_USUAL = 50
 # Elementwise operators that share a case with another.
 _OTHERS = 5
 Write = Callable[[Sequence[OpInfoCell]], Future[list[CellSource]]]
@@ -323,14 +325,17 @@ class OperatorSweep(CaseSource):
     def draw(self, rng: random.Random) -> DrawnCase | None:
         """Return a case of any operator, each as likely as another; None if no sample of its cell can be used.
 
-        Extreme values are more frequent than in the sweep's order, where layouts and forms outnumber them.
+        Extreme values and the usual dtype are more frequent than in the sweep's order, where others outnumber them.
         """
         if not self.operators:
             return None
         operator = rng.choice(self.operators)
         cells = list((iter_eager_cells if self.eager else iter_cells)(operator))
         wanted = "extreme" if rng.randrange(100) < _EXTREME else "given"
-        cell = rng.choice([cell for cell in cells if cell.values == wanted] or cells)
+        cells = [cell for cell in cells if cell.values == wanted] or cells
+        if rng.randrange(100) < _USUAL:
+            cells = [cell for cell in cells if cell.dtype == operator.dtypes[0]] or cells
+        cell = rng.choice(cells)
         if operator.elementwise and cell.form == "function" and not self.eager:
             cell = replace(cell, others=self._draw_others(operator, cell, rng))
         return self._make_case(cell, _await_cell(self.write([cell]), 0) or _LOST)
