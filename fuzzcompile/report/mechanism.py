@@ -230,11 +230,40 @@ def _tell_rewrite(report: ReportJson, culprit: CulpritJson) -> str:
     if added and all(call.is_lowering for call in added):
         sentence = f"{name} puts a lowering of its own in place of {before}"
     elif {str(call) for call in removed} == {str(call) for call in added}:
-        sentence = f"{name} changes the order or the operands of {before}"
+        moved = _tell_moved(lines, [call.name for call in removed], [call.name for call in added])
+        sentence = f"{name} {moved}" if moved else f"{name} changes the order or the operands of {before}"
     else:
         sentence = f"{name} puts {after} in place of {before}" if added else f"{name} removes {before}"
     result = "; ".join(_iter_results(report, details, removed, added))
     return f"{sentence}{': ' * bool(result)}{result}."
+
+
+_DTYPE = re.compile(r"^[-+ ]\s*(\w+): ([a-z]+)(\d+)\[")
+_KINDS = {"f": "float", "bf": "bfloat", "i": "int", "u": "uint", "c": "complex"}
+
+
+def _tell_moved(lines: Sequence[str], before: Sequence[str], after: Sequence[str]) -> str:
+    """The call that is made before another afterwards, which it followed, and dtypes of its operands that are new."""
+    orders = [(first, then) for at, first in enumerate(before) for then in before[at + 1 :] if then != first]
+    last = {name: at for at, name in enumerate(after)}  # of each name
+    moved = [pair for pair in orders if last[pair[1]] < after.index(pair[0])]
+    if len(moved) != 1:
+        return ""
+    (first, then), defined = moved[0], [match for line in lines if (match := _DTYPE.match(line))]
+    dtypes = {match[1]: _KINDS.get(match[2], "") + match[3] if match[2] != "b" else "bool" for match in defined}
+    own, new = (
+        {dtypes[name] for arguments in _iter_arguments(lines, sign, then) for name in arguments if name in dtypes}
+        for sign in "-+"
+    )
+    on = f", where it runs on {_join(sorted(new))} instead of {_join(sorted(own))}" if own and new - own else ""
+    return f"puts `{then}(…)` before `{first}(…)`{on}"
+
+
+def _iter_arguments(lines: Sequence[str], sign: str, name: str) -> Iterator[list[str]]:
+    for line in lines:
+        match = _CALL.match(line) if line.startswith(sign) else None
+        if match is not None and _shorten_name(match[1]) == name:
+            yield re.findall(r"\w+", match[2])
 
 
 def _iter_results(

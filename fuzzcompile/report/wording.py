@@ -141,7 +141,8 @@ def _where(facts: IssueFacts, constants: Mapping[str, object]) -> str:
         plain = facts.plain or "no_grad"
         named = any(word in plain for word in ("no_grad", "inference_mode", "requires_grad"))
         mode = _MODES.get(str(constants.get("GRAD")), "under `torch.no_grad()`") if named else "in a forward pass"
-        mode += " (no backward pass was tried)"
+        needless = constants.get("GRAD") == "enabled" and not named and "nn." not in plain.replace("torch.nn.f", "")
+        mode += " in which no input requires gradients" if needless else " (no backward pass was tried)"
     return f"on {_device(facts)} {mode}{', called with several inputs in a row' if 'CALLS' in constants else ''}"
 
 

@@ -405,6 +405,10 @@ def test_the_script_for_the_issue_says_whether_it_needs_no_grad():
     plain = PLAIN.replace("torch.testing", "with torch.no_grad():\n    torch.testing")
     assert "on the CPU under `torch.no_grad()` (no backward" in visible(draft(shown={**SHOWN, "plain": plain}))
     assert "on the CPU in a forward pass (no backward" in visible(draft())
+    recorded = draft(reproducer=f"GRAD = 'enabled'\n{CASE}", shown={**SHOWN, "plain": PLAIN})
+    assert "on the CPU in a forward pass in which no input requires gradients." in visible(recorded)
+    module = PLAIN.replace("def f", "layer = torch.nn.Linear(2, 2)\n\ndef f", 1)
+    assert "no input requires" not in draft(reproducer=f"GRAD = 'enabled'\n{CASE}", shown={**SHOWN, "plain": module})
 
 
 def test_a_plain_script_that_did_not_show_the_bug_is_not_shown():

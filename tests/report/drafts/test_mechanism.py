@@ -42,6 +42,23 @@ def test_what_is_put_in_place_of_what():
     assert endless.endswith(": the results of the two differ where they are infinite or NaN.")
 
 
+def test_a_call_that_is_moved_before_another_is_told_with_the_dtypes_that_it_meets_there():
+    lines = (
+        "-joined: f32[2] = torch.cat([a, mask])",
+        "-c: f32[2] = .relu(joined)",
+        "+relu_1 = .relu(a)",
+        "+relu_2 = .relu(mask)",
+        "+c = torch.cat([relu_1, relu_2])",
+    )
+    told = tell("compile_error", diff(" a: f32[2] = input", " mask: b8[2] = input", *lines), rewrite="sink")
+    assert told == "`sink` puts `.relu(…)` before `torch.cat(…)`, where it runs on bool and float32 instead of float32."
+    same = tell("compile_error", diff(" a: f32[2] = input", " mask: f32[2] = input", *lines), rewrite="sink")
+    assert same == "`sink` puts `.relu(…)` before `torch.cat(…)`."
+    assert "changes the order" in tell(
+        "miscompile", diff("-c: f32[2] = torch.cat([a, b])", "+c: f32[2] = torch.cat([b, a])")
+    )
+
+
 def test_an_argument_is_gone_if_the_same_call_lacks_it_or_the_case_that_passes_changes_it():
     cause = {"fingerprint": "addmm(beta)", "kind": "argument", "before": "beta=-1", "after": "beta=1"}
     assert "`beta=-1` is gone" in tell("miscompile", diff(*ADDMM), cause=cause)
