@@ -121,6 +121,8 @@ class Comparison:
 
 NO_REFERENCE = "no float64 reference"
 """How the note begins that a case was compared with eager alone."""
+NO_CAUSE = "no program that is right was found one change away"
+"""How the note begins that a bug's signature has no cause."""
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,8 @@ def _always(facts: IssueFacts) -> Iterator[Rule]:
     note = "there is none yet"
     if facts.reproducer:
         shown = "run alone: it shows the bug" if facts.target is None else f"judged alone for {facts.target}: the bug"
-        lines = len((facts.shown.get("plain") or facts.reproducer).splitlines())
+        first = facts.shown.get("eager_only") if facts.without_compiler else facts.shown.get("plain")
+        lines = len((first or facts.reproducer).splitlines())
         note = f"{lines} lines, {shown if facts.confirmed else 'not confirmed in a clean process'}"
     remedy = f"`{subject.format_command('minimize')}` makes one and confirms it in a clean process"
     yield Rule("Minimal reproducer", bool(facts.reproducer and facts.confirmed), note, remedy)

@@ -10,7 +10,7 @@ from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.privacy import fold_lines, scrub
 from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.templates import get_environment
-from fuzzcompile.model.verdicts import VALUES, Verdict
+from fuzzcompile.model.verdicts import NO_CAUSE, VALUES, Verdict
 from fuzzcompile.report import proof, wording
 from fuzzcompile.report.circumstances import WORDS, seen_on, versions
 from fuzzcompile.report.filing import Refusal, rules
@@ -140,7 +140,7 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
         # Of a target: nobody can look at the generated kernel on the device.
         "kernel": [scrub(line) for line in str(kernel).strip().splitlines()[:_MAX_KERNEL]],
         "log": scrub(_drop_logged(facts.shown.get("error_log") or "")).strip(),
-        "notes": [scrub(note) for note in facts.report.get("evidence", {}).get("notes") or ()],
+        "notes": list(map(scrub, _iter_notes(facts))),
         "versions": [*versions({**facts.environment, **facts.where}), *machines],
         "rules": rules(facts),
         "labels": _join_labels([facts]),
@@ -184,6 +184,13 @@ def _tell_step(step: float) -> str:
     return f"In float64, the results of the graph before it and of the graph after it differ by {share} of their size."
 
 
+def _iter_notes(facts: IssueFacts) -> Iterator[str]:
+    """The notes of the report; that a proved culprit has no cause is about its signature, and nothing for a reader."""
+    for note in facts.report.get("evidence", {}).get("notes") or ():
+        if not (facts.proved and note.startswith(NO_CAUSE)):
+            yield note
+
+
 def _script(facts: IssueFacts) -> tuple[str, str]:
     """The script to show first, and what it printed: the eager one, the plain one, or the one that checks itself."""
     shown = facts.shown
@@ -219,6 +226,7 @@ def _shorten(output: str, log: str, limit: int) -> list[str]:
 # The draft of one issue for a group of minor findings: a table of what each shows, and their scripts, folded.
 
 _LONGEST = 120
+_EAGER = 4  # the column of eager mode's result
 _CLOSED = ("dup", "fixed", "invalid", "wontfix")
 
 
@@ -229,13 +237,16 @@ def draft_umbrella(group: Umbrella, members: Sequence[IssueFacts]) -> str:
         (facts.subject.name, *map(scrub, _script(facts)), tell_mechanism(facts.report), proof.proof(facts))
         for facts in kept
     ]
+    rows = sorted(map(_row, kept), key=lambda row: row[1:3])
+    told = any(row[_EAGER] != "–" for row in rows)
     template = get_environment().get_template("reports/umbrella.md.j2")
     return template.render(
         group=group,
         title=_name_group(group, kept),
         refuses=_all_refuse(kept),
         settings=dict.fromkeys(text for facts in kept for _, text in wording.list_opt_ins(facts)),
-        rows=sorted(map(_row, kept), key=lambda row: row[1:3]),
+        rows=rows if told else [row[:_EAGER] + row[_EAGER + 1 :] for row in rows],
+        tells_eager=told,
         scripts=[script for script in scripts if script[1]],
         versions=versions(kept[0].environment) if kept else [],
         unconfirmed=[facts.subject.name for facts in kept if not facts.confirmed],
@@ -282,7 +293,11 @@ def _row(facts: IssueFacts) -> list[str]:
     if facts.verdict == Verdict.ACCEPTS_INVALID:
         eager, does = ": ".join(refusal(facts)), ""
         compiled = str(facts.report.get("evidence", {}).get("gives") or "runs")
-    cells = (facts.expression or "", name_trigger(facts), eager, compiled)
+    named = re.match(r"(\w+)\(\w+\)$", str((facts.cause or {}).get("fingerprint")))
+    trigger = name_trigger(facts)
+    if named is not None and re.fullmatch(r"\w+=[^()]*", trigger):
+        trigger = f"{named[1]}(…, {trigger})"
+    cells = (facts.expression or "", trigger, eager, compiled)
     short = [fold_lines(scrub(cell), _LONGEST).replace("|", "\\|").replace("`", "'") for cell in cells]
     known = f" ([known]({facts.mark.issue}))" if facts.mark is not None and facts.mark.issue else ""
     place = proof.source_link(facts)

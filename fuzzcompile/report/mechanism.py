@@ -80,6 +80,8 @@ def _tell_kind(report: ReportJson, culprit: CulpritJson) -> str:
     if kind in ("value", "path") and not _is_of_one_call(details):
         return ""
     if kind == "numbers" and str(details.get("got")).startswith("result"):
+        if (report.get("cause") or {}).get("computes") == "neighbour":
+            return ""  # an argument is ignored, whatever was drawn
         kind = "drawn"  # and not the state of the generator after them
     special = [f"error {kind}"] if report["verdict"] in ERRORS else []
     special += [f"{way or culprit.get('stage')} {kind}", str(way), kind]

@@ -154,16 +154,27 @@ def tried(report: ReportJson, form: Callable[[float], str] | None = None, nothin
 
 
 def tried_for_draft(report: ReportJson) -> list[Tried]:
-    """The ablation table of a draft, without settings that should switch a proved culprit off and do not reach it."""
+    """The ablation table of a draft, without rows that tell a reader nothing of a proved culprit.
+
+    These are settings that should switch it off and do not reach it, and graphs run without generated code on which
+    something else raises than the code that does not compile.
+    """
     culprit = report.get("culprit") or {}
     names = {str(name) for name in (culprit.get("rewrite"), culprit.get("pass")) if name and culprit.get("necessary")}
 
     def reaches(entry: AblationJson) -> bool:
+        if _is_other_error(report, entry):
+            return False
         switched = _SWITCHES.match(str(entry["toggle"]))
         return bool(entry["repairs"]) or switched is None or not any(name in switched[1] for name in names)
 
     kept = [entry for entry in report.get("ablations") or () if reaches(entry)]
     return tried({**report, "ablations": kept}, "{:.3g}".format, NOTHING)
+
+
+def _is_other_error(report: ReportJson, entry: AblationJson) -> bool:
+    uncoded = "without generated code" in str(entry["toggle"])
+    return uncoded and not entry["repairs"] and "CompileError" in str(report.get("detail"))
 
 
 def bars(report: ReportJson) -> list[Bar]:
@@ -357,7 +368,8 @@ def proof(facts: IssueFacts) -> str:
     repairing = (entry for entry in facts.report.get("ablations") or () if entry.get("repairs"))
     how = next((f" ({plain_toggle(str(entry['toggle']))})" for entry in repairing), "")
     text = f"the bug is gone after {what}{how}"
-    if culprit.get("sufficient"):
+    other = any(_is_other_error(facts.report, entry) for entry in facts.report.get("ablations") or ())
+    if culprit.get("sufficient") and not other:
         text += "; it stays with every other optional rewrite off"
     if contributors := facts.report.get("contributors"):
         text += "; the bug also needs "

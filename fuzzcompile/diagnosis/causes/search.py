@@ -23,7 +23,7 @@ from fuzzcompile.model.errors import describe_error
 from fuzzcompile.model.signatures import SHARING, drop_fingerprint, find_symptom, has_fingerprints, parse_fingerprint
 from fuzzcompile.model.stages import DECOMPOSITION, GRAPH_STAGES
 from fuzzcompile.model.thresholds import NEARER_TO_NEIGHBOUR
-from fuzzcompile.model.verdicts import Verdict
+from fuzzcompile.model.verdicts import NO_CAUSE, Verdict
 from fuzzcompile.programs.capture.case_loader import load
 from fuzzcompile.programs.edits.changes import Change, generate_changes
 from fuzzcompile.programs.ir.case_source import MOST_LITERALS, write_program, write_source
@@ -336,7 +336,7 @@ def _matches_neighbour(window: Program, neighbour: Program, shown: ScreenResult)
 
 # Seconds after which no further compile is begun.
 _SECONDS = 20.0
-_NONE = "no program that is right was found one change away: the signature names no cause, and may hold several bugs"
+_NONE = f"{NO_CAUSE}: the signature names no cause, and may hold several bugs"
 # Compiling a candidate of one of these would take this process down.
 _LOST = (Verdict.CRASH, Verdict.TIMEOUT)
 _RIGHT = (Verdict.EQUAL, Verdict.ROUNDING)
