@@ -173,7 +173,7 @@ def tried_for_draft(report: ReportJson) -> list[Tried]:
 
 
 def _is_other_error(report: ReportJson, entry: AblationJson) -> bool:
-    uncoded = "without generated code" in str(entry["toggle"])
+    uncoded = str(entry["toggle"]).endswith("(graphs interpreted)")
     return uncoded and not entry["repairs"] and "CompileError" in str(report.get("detail"))
 
 

@@ -644,6 +644,16 @@ def test_settings_that_do_not_reach_the_culprit_are_no_row_against_it():
     assert "`torch._inductor.config.disabled_passes = 'addmm'` | there" in suspect
 
 
+def test_graphs_that_run_without_code_say_nothing_of_code_that_does_not_compile():
+    tried = (("veto addmm", True), ("only addmm (graphs interpreted)", False))
+    ablations = [{"toggle": toggle, "repairs": repairs, "error": None} for toggle, repairs in tried]
+    proved = {"ablations": ablations, "culprit": {**CULPRIT, "sufficient": True}}
+    text = draft("compile_error", detail="CppCompileError: C++ compile error", **proved)
+    assert "without generated code" not in text and "it stays with every other" not in text
+    text = draft(**proved)
+    assert "`addmm` on, graphs run without generated code | there" in text and "it stays with every other" in text
+
+
 def test_a_function_that_modules_call_is_told_with_the_way_to_it():
     call = "torch.gru(x, h, [w, u, w, u], False, 2, 1.0, True, False, False)"
     plain = (
