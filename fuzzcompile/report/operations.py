@@ -138,7 +138,8 @@ def tell_neighbour(facts: IssueFacts) -> str:
     if (facts.cause or {}).get("kind") == "layout" and after.startswith("contiguous "):
         return f"With a contiguous input {fine}."
     if keywords := list_changed_keywords(facts):
-        return f"With `{keywords[1]}` instead of `{keywords[0]}` {fine}."
+        same = "; compiled, it is the same with both" if (facts.cause or {}).get("computes") == "neighbour" else ""
+        return f"With `{keywords[1]}` instead of `{keywords[0]}` {fine}{same}."
     if in_users_words(facts, before, after):
         return f"With {_quoted(after)} instead of {_quoted(before)} {fine}."
     method, call = after.removeprefix(before), before.partition(".")[2]

@@ -128,7 +128,8 @@ def test_one_argument_of_a_long_call_is_named_by_its_keyword():
     cause |= {"still": "fires", "computes": "neighbour"}
     told = facts(cause=cause, shown={**SHOWN, "expression": before, "plain": before})
     assert title(told) == "`torch.gru` ignores `training` under torch.compile"
-    assert "With `training=False` instead of `training=True` the result is correct." in summary(told)
+    said = "With `training=False` instead of `training=True` the result is correct; compiled, it is the same with both."
+    assert said in summary(told)
 
 
 @pytest.mark.parametrize(
