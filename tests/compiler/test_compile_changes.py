@@ -4,6 +4,7 @@ import operator
 
 import pytest
 import torch
+import torch._inductor.config
 
 from fuzzcompile.compiler.compile_changes import (
     Backend,
@@ -19,6 +20,7 @@ from fuzzcompile.compiler.compile_changes import (
 )
 from fuzzcompile.compiler.kernels.lowering_control import Control
 from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.compiler.torch_config import preserve_config
 
 
 def test_changes_of_one_kind_become_one_and_others_stand_beside_each_other():
@@ -64,3 +66,9 @@ def test_a_change_of_generated_code_alone_is_never_tried_on_interpreted_graphs()
 )
 def test_a_change_says_what_it_is_and_what_a_user_writes_for_it(change, text, workaround):
     assert (change.text, change.workaround) == (text, workaround)
+
+
+def test_an_entry_of_which_another_config_has_an_alias_is_set_back():
+    with preserve_config():
+        torch._inductor.config.force_disable_caches = True
+    assert torch._inductor.config.force_disable_caches is False

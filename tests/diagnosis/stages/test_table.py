@@ -27,6 +27,7 @@ OTHER_MEANINGS = {
     "compiler/operators/operator_crossref.py": {"decomposition"},  # a way to compute an operator, beside "fake"
     "compiler/operators/second_reference.py": {"decomposition"},  # what speaks against a kernel, beside "formula"
     "compiler/rule_catalogue.py": {"decomposition", "lowering"},  # kinds of rule that `passes` lists, in the contract
+    "compiler/guard_patches.py": {"decomposition"},  # a kind of rule
     "compiler/compile_changes.py": {"dynamo"},  # the key of the same config
     "compiler/session.py": {"dynamo"},  # the key of torch._dynamo.config in a case's settings
     "compiler/torch_config.py": {"dynamo"},  # the same key
