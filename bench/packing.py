@@ -2,11 +2,12 @@
 
     python bench/packing.py [--size 8] [--packs 10] [--kind program] [--seed 7]
 
-Programs of one kind and the same settings become submodules of one module, whose outputs are theirs; they are drawn as
-the generator draws them, and those that cannot share a module (further calls, random numbers, state) are left out. A
-pack, its members in full, and its members screened are judged in turn in one process, kernels cold, without a search
-for culprits. Printed are the seconds and verdicts of each pack, the sums over packs in which nothing is wrong, and how
-many packs have a member that is wrong, which have to be taken apart.
+Programs of one kind and the same settings become submodules of one module, whose outputs are theirs; they are drawn
+as the generator draws them, and those that cannot share a module (further calls, random numbers, state) are left out.
+A pack, its members in full, and its members screened are judged in turn in one process, each way with an empty cache
+of kernels (a pack has kernels of its members), without a search for culprits. Printed are the seconds and verdicts of
+each pack, the sums over packs in which nothing is wrong, and how many packs have a member that is wrong, which have
+to be taken apart.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch._inductor.utils import fresh_cache
 
 from fuzzcompile.compiler.kernel_cache import share_kernel_cache
 from fuzzcompile.diagnosis.worker.judge import judge_file, prepare
@@ -111,9 +113,12 @@ def main() -> None:
     judge("warm", next(packs)[0])
     for number in range(given.packs):
         members = next(packs)
-        alone = [judge(f"m{number}_{i}", source) for i, source in enumerate(members)]
-        screened = [judge(f"s{number}_{i}", source, screen=True) for i, source in enumerate(members)]
-        seconds, report = judge(f"pack{number}", write_pack(members))
+        with fresh_cache():
+            alone = [judge(f"m{number}_{i}", source) for i, source in enumerate(members)]
+        with fresh_cache():
+            screened = [judge(f"s{number}_{i}", source, screen=True) for i, source in enumerate(members)]
+        with fresh_cache():
+            seconds, report = judge(f"pack{number}", write_pack(members))
         taken = (seconds, sum(each for each, _ in alone), sum(each for each, _ in screened))
         judged = [each for _, each in alone] + [report]
         wrong = [each["verdict"] for each in judged if each["is_bug"] or not each["evidence"]["graphs"]]

@@ -35,7 +35,7 @@ from fuzzcompile.run.device import describe_environment
 # Module, function or class and method, phase. The innermost that runs gets the time.
 PHASES = (
     ("torch._dynamo.convert_frame", "_compile", "dynamo"),
-    ("torch._functorch.aot_autograd", "aot_module_simplified", "AOTAutograd"),
+    ("torch._dynamo.backends.common", "aot_module_simplified", "AOTAutograd"),
     ("torch._inductor.compile_fx", "pre_grad_passes", "passes"),
     ("torch._inductor.compile_fx", "_recursive_joint_graph_passes", "passes"),
     ("torch._inductor.compile_fx", "_recursive_post_grad_passes", "passes"),
