@@ -17,15 +17,16 @@ import contextlib
 import gc
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from nested_clock import NestedClock, now
 
 _HERE = Path(__file__).resolve().parent
 _LIMIT = 900.0
@@ -255,70 +256,42 @@ def print_phases(script: Path) -> None:
             prepare(Conditions(), threads=2)
         with _phase("end of the look at the toolchain"):
             stack.close()
-    totals = _watched()
-    start = _now()
+    clock = _watch()
     report = judge_file(JudgeTask(path=str(script), seconds=_LIMIT, thorough=False)).report
-    wall, processor = (after - before for before, after in zip(start, _now(), strict=True))
-    for name, (part_wall, part_processor) in totals.items():
-        _print_phase(name, part_wall, part_processor)
-        wall, processor = wall - part_wall, processor - part_processor
-    _print_phase("the rest of judging", wall, processor)
+    clock.turn()
+    for (_, name), spent in clock.spent.items():
+        _print_phase(name, *spent)
     cost = report["cost"]
     print(f"    {report['verdict']}: {cost['compiles']} compiles, {cost['screens']} screens, {cost['replays']} replays")
 
 
-def _watched() -> dict[str, tuple[float, float]]:
-    """Sums of the time in the functions that judging consists of, without those that they call of each other."""
+def _watch() -> NestedClock:
+    """Watch the functions that judging consists of."""
     from fuzzcompile.diagnosis import engine
     from fuzzcompile.diagnosis.trials.experiments import Experiments
     from fuzzcompile.diagnosis.worker import judge
     from fuzzcompile.run import runs
 
-    totals: dict[str, tuple[float, float]] = {}
-    under_way: list[list[float]] = []
-
-    def timed(owner: object, name: str, phase: str) -> None:
-        original: Callable[..., object] = getattr(owner, name)
-        totals[phase] = totals.get(phase, (0.0, 0.0))
-
-        def wrapper(*args: object, **kwargs: object) -> object:
-            start = _now()
-            under_way.append([0.0, 0.0])
-            try:
-                return original(*args, **kwargs)
-            finally:
-                took = [after - before for before, after in zip(start, _now(), strict=True)]
-                nested = under_way.pop()
-                totals[phase] = (totals[phase][0] + took[0] - nested[0], totals[phase][1] + took[1] - nested[1])
-                if under_way:
-                    under_way[-1] = [sum(pair) for pair in zip(under_way[-1], took, strict=True)]
-
-        setattr(owner, name, wrapper)
-
-    timed(judge, "load", "reading the case")
-    timed(runs, "run_eager", "eager and perturbed runs")
-    timed(runs, "run_float64", "float64 runs")
-    timed(Experiments, "trial", "compiles and their judgement")
-    timed(engine, "measure_steps", "replays")
-    timed(engine, "decide", "decision")
-    timed(engine, "attribute", "attribution apart from its compiles")
-    return totals
+    clock = NestedClock(("", "the rest of judging"))
+    clock.watch(judge, "load", phase="reading the case")
+    clock.watch(runs, "run_eager", phase="eager and perturbed runs")
+    clock.watch(runs, "run_float64", phase="float64 runs")
+    clock.watch(Experiments, "trial", phase="compiles and their judgement")
+    clock.watch(engine, "measure_steps", phase="replays")
+    clock.watch(engine, "decide", phase="decision")
+    clock.watch(engine, "attribute", phase="attribution apart from its compiles")
+    return clock
 
 
 @contextlib.contextmanager
 def _phase(name: str) -> Iterator[None]:
-    start = _now()
+    start = now()
     yield
-    _print_phase(name, *(after - before for before, after in zip(start, _now(), strict=True)))
+    _print_phase(name, *(after - before for before, after in zip(start, now(), strict=True)))
 
 
 def _print_phase(name: str, wall: float, processor: float) -> None:
     print(f"    {name:38}{processor:6.2f}{wall:7.2f}", flush=True)
-
-
-def _now() -> tuple[float, float]:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return time.perf_counter(), usage.ru_utime + usage.ru_stime
 
 
 if __name__ == "__main__":

@@ -11,17 +11,12 @@ its confirmation and the reference runs (``judge``), the proof (``attribute``), 
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib
 import os
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
+from nested_clock import NestedClock
 
 from fuzzcompile.compiler.kernel_cache import share_kernel_cache
 from fuzzcompile.diagnosis.worker.judge import judge_file, prepare
@@ -34,6 +29,7 @@ from fuzzcompile.run.device import describe_environment
 
 # Module, function or class and method, phase. The innermost that runs gets the time.
 PHASES = (
+    ("subprocess", "run", "g++"),
     ("torch._dynamo.convert_frame", "_compile", "dynamo"),
     ("torch._dynamo.backends.common", "aot_module_simplified", "AOTAutograd"),
     ("torch._inductor.compile_fx", "pre_grad_passes", "passes"),
@@ -47,8 +43,6 @@ PHASES = (
     ("fuzzcompile.diagnosis.trials.experiments", "judge", "comparing"),
     ("fuzzcompile.run.runs", "run_eager", "eager runs"),
     ("fuzzcompile.run.runs", "run_float64", "float64 runs"),
-    ("fuzzcompile.diagnosis.worker.judge", "open_case", "loading"),
-    ("fuzzcompile.compiler.session", "open_session", "session"),
 )
 PURPOSES = (
     ("fuzzcompile.diagnosis.engine", "JudgedTrial.attribute", "attribute"),
@@ -56,52 +50,19 @@ PURPOSES = (
 )
 
 
-@dataclass
-class Clock:
-    """Seconds by purpose and phase; the top of each stack is what runs now."""
-
-    seconds: Counter[tuple[str, str]] = field(default_factory=Counter)
-    calls: Counter[tuple[str, str]] = field(default_factory=Counter)
-    purposes: list[str] = field(default_factory=lambda: ["judge"])
-    phases: list[str] = field(default_factory=lambda: ["rest"])
-    since: float = field(default_factory=time.perf_counter)
-
-    def turn(self) -> None:
-        """Give the time since the last turn to what ran."""
-        now = time.perf_counter()
-        self.seconds[self.purposes[-1], self.phases[-1]] += now - self.since
-        self.since = now
-
-    @contextmanager
-    def inside(self, stack: list[str], name: str) -> Iterator[None]:
-        """Run the block as a phase or for a purpose."""
-        self.turn()
-        stack.append(name)
-        self.calls[self.purposes[-1], self.phases[-1]] += 1
-        try:
-            yield
-        finally:
-            self.turn()
-            stack.pop()
-
-    def watch(self, module: str, name: str, stack: list[str], label: str) -> None:
-        """Time calls of a function; one that the module lacks is said."""
-        holder: Any = importlib.import_module(module)
+def watch(clock: NestedClock) -> None:
+    """Watch the phases and purposes; a function that the installed torch lacks is said."""
+    rows = [(module, name, {"phase": label}) for module, name, label in PHASES]
+    rows += [(module, name, {"purpose": label}) for module, name, label in PURPOSES]
+    for module, name, label in rows:
+        owner: object = importlib.import_module(module)
         *outer, last = name.split(".")
         for part in outer:
-            holder = getattr(holder, part)
-        if (function := getattr(holder, last, None)) is None:
+            owner = getattr(owner, part)
+        if hasattr(owner, last):
+            clock.watch(owner, last, **label)
+        else:
             print(f"{module} has no {name}: its time counts for what calls it")
-            return
-        setattr(holder, last, self._wrap(function, stack, label))
-
-    def _wrap(self, function: Callable[..., Any], stack: list[str], label: str) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            with self.inside(stack, label):
-                return function(*args, **kwargs)
-
-        return timed
 
 
 def main() -> None:
@@ -115,15 +76,11 @@ def main() -> None:
     prepare(Conditions(plants=tuple(given.plants)))
     facts = describe_environment(torch.device("cpu"))
     print(f"torch {facts['torch']}, {facts['cpu']}, {count_cpus()} processors, load {os.getloadavg()[0]:.1f}")
-    clock = Clock()
-    for module, name, label in PHASES:
-        clock.watch(module, name, clock.phases, label)
-    for module, name, label in PURPOSES:
-        clock.watch(module, name, clock.purposes, label)
-    clock.watch("subprocess", "run", clock.phases, "g++")
+    clock = NestedClock(("judge", "rest"))
+    watch(clock)
     source, verdicts = GeneratorSource(), Counter[str]()
     clock.turn()
-    clock.seconds.clear()
+    clock.spent.clear()
     for index in range(given.cases):
         drawn = source.at(given.seed, index)
         try:
@@ -138,21 +95,22 @@ def main() -> None:
     print_table(clock, verdicts)
 
 
-def print_table(clock: Clock, verdicts: Counter[str]) -> None:
+def print_table(clock: NestedClock, verdicts: Counter[str]) -> None:
     """Print seconds and shares, the largest phase first."""
-    total = sum(clock.seconds.values())
-    purposes = sorted({purpose for purpose, _ in clock.seconds}, reverse=True)
+    seconds = Counter({key: wall for key, (wall, _) in clock.spent.items()})
+    total = sum(seconds.values())
+    purposes = sorted({purpose for purpose, _ in seconds}, reverse=True)
     print(f"{sum(verdicts.values())} cases, {total:.0f} s: {dict(verdicts.most_common())}\n")
     print(f"| phase | {' | '.join(purposes)} | share |")
     print("|---|" + "---:|" * (len(purposes) + 1))
     rows = Counter[str]()
-    for (_, phase), seconds in clock.seconds.items():
-        rows[phase] += seconds
-    for phase, seconds in rows.most_common():
-        cells = (f"{clock.seconds[purpose, phase]:.1f} s" for purpose in purposes)
-        print(f"| {phase} | {' | '.join(cells)} | {100 * seconds / total:.0f} % |")
-    columns = (sum(s for (p, _), s in clock.seconds.items() if p == purpose) for purpose in purposes)
-    print(f"| all | {' | '.join(f'{seconds:.1f} s' for seconds in columns)} | 100 % |")
+    for (_, phase), wall in seconds.items():
+        rows[phase] += wall
+    for phase, whole in rows.most_common():
+        cells = (f"{seconds[purpose, phase]:.1f} s" for purpose in purposes)
+        print(f"| {phase} | {' | '.join(cells)} | {100 * whole / total:.0f} % |")
+    columns = (sum(wall for (each, _), wall in seconds.items() if each == purpose) for purpose in purposes)
+    print(f"| all | {' | '.join(f'{wall:.1f} s' for wall in columns)} | 100 % |")
 
 
 if __name__ == "__main__":

@@ -166,9 +166,9 @@ def _is_complete(path: Path) -> bool:
 # Options of the compiler that the installed torch has, down to the passes that its fusion options name.
 
 
-def find_unknown_options(options: Mapping[str, object], config: str = "inductor") -> tuple[str, ...]:
-    """The entries of a config of torch's, and the passes named in them, that the installed torch lacks."""
-    unknown = [key for key in options if get_setting(key, config) is MISSING]
+def find_unknown_options(options: Mapping[str, object], config: str | None = None) -> tuple[str, ...]:
+    """The entries of a config, Inductor's if none is named, and the passes named in them, that this torch lacks."""
+    unknown = [key for key in options if get_setting(key, config or "inductor") is MISSING]
     fusions = facts().fusions
     for stage in fusions.patterns:
         key, known = fusions.get_option(stage), set[str]()

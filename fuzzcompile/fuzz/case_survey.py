@@ -100,9 +100,7 @@ def survey_case(path: str) -> Survey:
         grad=case.grad,
         backward=case.backward,
         has_mode=case.settings.mode is not None,
-        toggles=tuple(
-            each.name for each in TOGGLES if not find_unknown_options(dict(each.options), each.config or "inductor")
-        ),
+        toggles=tuple(each.name for each in TOGGLES if not find_unknown_options(dict(each.options), each.config)),
     )
 
 

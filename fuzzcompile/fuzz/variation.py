@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from fuzzcompile.fuzz.case_survey import Survey, SurveyedInput
-from fuzzcompile.model.compiler_toggles import collect_configs, collect_options, find_toggle
+from fuzzcompile.model.compiler_toggles import collect_configs, collect_options, find_toggle, list_acting
 from fuzzcompile.model.templates import get_template
 from fuzzcompile.programs.edits.tensor_values import LAYOUTS, VALUES, fill_expression, find_functions
 
@@ -307,10 +307,10 @@ def _vary_autocast(draft: _Draft) -> str | None:
 
 
 def _vary_setting(draft: _Draft) -> str | None:
-    known = [] if draft.survey.has_mode else list(draft.survey.toggles)
     gradients = draft.survey.backward or draft.settings.get("BACKWARD") == "True" or draft.survey.grad == "enabled"
-    barred = "inference" if gradients or draft.settings.get("GRAD") == repr("enabled") else "gradients"
-    known = [name for name in known if find_toggle(name).only != barred]
+    gradients |= draft.settings.get("GRAD") == repr("enabled")
+    toggles = () if draft.survey.has_mode else draft.survey.toggles
+    known = list_acting(toggles, gradients=gradients, inference=not gradients)
     if not known:
         return None
     # As often as the generator draws them.

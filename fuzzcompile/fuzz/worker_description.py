@@ -31,8 +31,8 @@ def describe_worker(target: str | None) -> WorkerDescription:
 def list_lacking(target: str | None) -> tuple[str, ...]:
     """Names of the generator's settings and operators that the installed torch does not have."""
     toggles = TOGGLES if target is None else (*TOGGLES, *FOR_GPU)
-    settings = [(toggle.name, dict(toggle.options), toggle.config or "inductor") for toggle in toggles]
-    settings += [(row.name, dict(row.options), "inductor") for row in load_settings()]
+    settings = [(toggle.name, dict(toggle.options), toggle.config) for toggle in toggles]
+    settings += [(row.name, dict(row.options), None) for row in load_settings()]
     unknown = [name for name, options, config in settings if find_unknown_options(options, config)]
     return (*unknown, *(name for name in load_operator_table().names if not _torch_has(name)))
 

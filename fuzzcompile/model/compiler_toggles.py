@@ -54,6 +54,7 @@ def _list_toggles() -> Iterator[CompilerToggle]:
         (known.post_grad_options, known.post_grad_normalisation, known.post_grad, known.post_grad_batches, False),
     )
     yield from _read_toggles(_TABLE["frozen"], config="inductor", only="inference")
+    yield from _read_toggles(_TABLE["backward"], config="functorch", only="gradients")
     yield from _read_toggles(_TABLE["functorch"], config="functorch")
     for entry, first, passes, _, _ in stages:
         for name, summary in passes.items():
@@ -82,6 +83,12 @@ def find_toggle(name: str) -> CompilerToggle:
 
 
 OWN_RANDOM_STREAM, EAGER_NUMBERS = find_toggle("own_random_stream"), find_toggle("eager_numbers")
+
+
+def list_acting(names: Iterable[str], *, gradients: bool, inference: bool) -> tuple[str, ...]:
+    """The toggles of these names that act where gradients are recorded, or where a program is for inference."""
+    acting = (None, *(["gradients"] if gradients else []), *(["inference"] if inference else []))
+    return tuple(name for name in names if find_toggle(name).only in acting)
 
 
 def collect_options(names: tuple[str, ...]) -> dict[str, object]:

@@ -39,10 +39,11 @@ _MOVED = 1e-10  # in units of a result's size: beyond rounding in float64
 
 
 class _Call(NamedTuple):
-    """A call in a graph: the name of what is called, and its arguments that are constants."""
+    """A call in a graph: what is called, its arguments that are constants, and the names in all of them."""
 
     name: str
     keywords: tuple[str, ...]
+    operands: tuple[str, ...]
     is_lowering: bool = False
 
     def __str__(self) -> str:
@@ -232,7 +233,7 @@ def _tell_rewrite(report: ReportJson, culprit: CulpritJson) -> str:
     if added and all(call.is_lowering for call in added):
         sentence = f"{name} puts a lowering of its own in place of {before}"
     elif {str(call) for call in removed} == {str(call) for call in added}:
-        moved = _tell_moved(lines, [call.name for call in removed], [call.name for call in added])
+        moved = _tell_moved(lines, removed, added)
         sentence = f"{name} {moved}" if moved else f"{name} changes the order or the operands of {before}"
     else:
         sentence = f"{name} puts {after} in place of {before}" if added else f"{name} removes {before}"
@@ -244,8 +245,9 @@ _DTYPE = re.compile(r"^[-+ ]\s*(\w+): ([a-z]+)(\d+)\[")
 _KINDS = {"f": "float", "bf": "bfloat", "i": "int", "u": "uint", "c": "complex"}
 
 
-def _tell_moved(lines: Sequence[str], before: Sequence[str], after: Sequence[str]) -> str:
+def _tell_moved(lines: Sequence[str], removed: Sequence[_Call], added: Sequence[_Call]) -> str:
     """The call that is made before another afterwards, which it followed, and dtypes of its operands that are new."""
+    before, after = ([call.name for call in calls] for calls in (removed, added))
     orders = [(first, then) for at, first in enumerate(before) for then in before[at + 1 :] if then != first]
     last = {name: at for at, name in enumerate(after)}  # of each name
     moved = [pair for pair in orders if last[pair[1]] < after.index(pair[0])]
@@ -254,18 +256,11 @@ def _tell_moved(lines: Sequence[str], before: Sequence[str], after: Sequence[str
     (first, then), defined = moved[0], [match for line in lines if (match := _DTYPE.match(line))]
     dtypes = {match[1]: _KINDS.get(match[2], "") + match[3] if match[2] != "b" else "bool" for match in defined}
     own, new = (
-        {dtypes[name] for arguments in _iter_arguments(lines, sign, then) for name in arguments if name in dtypes}
-        for sign in "-+"
+        {dtypes[name] for call in calls if call.name == then for name in call.operands if name in dtypes}
+        for calls in (removed, added)
     )
     on = f", where it runs on {_join(sorted(new))} instead of {_join(sorted(own))}" if own and new - own else ""
     return f"puts `{then}(…)` before `{first}(…)`{on}"
-
-
-def _iter_arguments(lines: Sequence[str], sign: str, name: str) -> Iterator[list[str]]:
-    for line in lines:
-        match = _CALL.match(line) if line.startswith(sign) else None
-        if match is not None and _shorten_name(match[1]) == name:
-            yield re.findall(r"\w+", match[2])
 
 
 def _iter_results(
@@ -296,7 +291,8 @@ def _iter_calls(lines: Sequence[str], sign: str) -> Iterator[_Call]:
         match = _CALL.match(line) if line.startswith(sign) else None
         if match is not None and match[1] not in ("constant", "input"):
             named = [f"{key}={value.strip()}" for key, value in _KEYWORD.findall(match[2]) if key not in _STORAGE]
-            yield _Call(_shorten_name(match[1]), tuple(named), match[1].startswith("lowering "))
+            operands = tuple(re.findall(r"\w+", match[2]))
+            yield _Call(_shorten_name(match[1]), tuple(named), operands, match[1].startswith("lowering "))
 
 
 def _shorten_name(target: str) -> str:

@@ -18,7 +18,7 @@ from fuzzcompile.fuzz.generation.spec import (
 )
 from fuzzcompile.fuzz.idioms.registry import find_attention_traits, idiom, idioms
 from fuzzcompile.fuzz.near_misses.near_miss_registry import find_detour
-from fuzzcompile.model.compiler_toggles import find_toggle
+from fuzzcompile.model.compiler_toggles import list_acting
 from fuzzcompile.model.contract import AOTI, COMPILE, EXPORTED
 from fuzzcompile.model.templates import get_template
 from fuzzcompile.programs.edits.tensor_values import LAYOUTS, fill_expression, format_tuple, join_sizes
@@ -339,9 +339,8 @@ def _fit_compile(spec: CaseSpec) -> Compile:
     how = spec.compile
     if spec.backward:
         how = replace(how, grad=None)
-    records = "gradients" if spec.backward or how.grad == "enabled" else None
-    acting = (None, records if how.grad or spec.backward or spec.training else "inference")
-    how = replace(how, toggles=tuple(name for name in how.toggles if find_toggle(name).only in acting))
+    gradients, inference = spec.backward or how.grad == "enabled", not (spec.backward or how.grad or spec.training)
+    how = replace(how, toggles=list_acting(how.toggles, gradients=gradients, inference=inference))
     traits = [idiom(name).traits for name in spec.idioms]
     typed = spec.program or spec.programs  # autocast changes the dtypes that its statements rely on
     if spec.dtype != "float32" or typed or not all(part.autocast for part in traits):
