@@ -83,6 +83,20 @@ Steps = dict[tuple[CodeType, int], list[InstructionStep]]
 """The steps of each call of each code, by the number of the call."""
 
 
+@dataclass(eq=False)
+class _FrameAttempt:
+    """What dynamo's latest attempt at a frame has done, with the code that was inlined into it."""
+
+    graph: int  # by its identity
+    steps: Steps = field(default_factory=dict)
+    # results that Python itself does not get from the same constants, as it gets them and as dynamo does
+    wrong: list[tuple[Instruction, Digest, Digest]] = field(default_factory=list)
+    # calls that give nothing back, and contexts: what they set, dynamo says in its own words
+    settings: dict[str, list[Instruction]] = field(default_factory=dict)
+    # number of the program's call in which each code was traced
+    made_in: dict[tuple[CodeType, int], int] = field(default_factory=dict)
+
+
 @dataclass
 class InstructionTrace:
     """Trace of dynamo while its patch is installed: the latest attempt at each frame.
@@ -94,15 +108,10 @@ class InstructionTrace:
     ledger: Ledger = field(default_factory=Ledger)
     left_out: Collection[tuple[CodeType, int]] = ()
     whole: bool = False
-    steps: Steps = field(default_factory=dict)
-    # results that Python itself does not get from the same constants, as it gets them and as dynamo does
-    wrong: list[tuple[Instruction, Digest, Digest]] = field(default_factory=list)
-    # calls that give nothing back, and contexts: what they set, dynamo says in its own words
-    settings: dict[str, list[Instruction]] = field(default_factory=dict)
     tensors: TracedTensors = field(default_factory=TracedTensors)
-    program_calls: Sequence[object] = ()  # so far, and the number of the one in which each code was traced
-    made_in: dict[tuple[CodeType, int], int] = field(default_factory=dict)
-    _calls: dict[int, tuple[object, list[InstructionStep]]] = field(default_factory=dict)
+    program_calls: Sequence[object] = ()  # so far
+    _attempts: dict[CodeType, _FrameAttempt] = field(default_factory=dict)  # by the code of the frame
+    _calls: dict[int, tuple[object, _FrameAttempt, list[InstructionStep]]] = field(default_factory=dict)
     _looked_up: dict[int, tuple[object, str]] = field(default_factory=dict)  # attributes, by what they are to dynamo
     _offsets: dict[CodeType, dict[int, int]] = field(default_factory=dict)  # in the program's code, by dynamo's
     _refused: list[tuple[object, tuple[CodeType, int | None]]] = field(default_factory=list)
@@ -117,27 +126,53 @@ class InstructionTrace:
         """Record that instructions could not be watched."""
         self.ledger.record_unseen(unseen)
 
+    @property
+    def steps(self) -> Steps:
+        """The steps of all frames."""
+        return {call: steps for attempt in self._attempts.values() for call, steps in attempt.steps.items()}
+
+    @property
+    def wrong(self) -> list[tuple[Instruction, Digest, Digest]]:
+        """Instructions on constants whose result is not Python's: what Python gets, and what dynamo gets."""
+        return [each for attempt in self._attempts.values() for each in attempt.wrong]
+
+    @property
+    def settings(self) -> dict[str, list[Instruction]]:
+        """Instructions that set something, by what they do, as dynamo says it."""
+        found = defaultdict[str, list[Instruction]](list)
+        for attempt in self._attempts.values():
+            for does, instructions in attempt.settings.items():
+                found[does] += instructions
+        return found
+
+    def find_call(self, code: CodeType, number: int) -> int | None:
+        """The number of the program's call, from 1, in which dynamo has traced a call of a code; None of no other."""
+        made = (attempt.made_in.get((code, number)) for attempt in self._attempts.values())
+        return next((call for call in made if call is not None), None)
+
     def list_values(self, name: str) -> tuple[Digest, ...]:
         """List the values that a local name has stood for, each once."""
         taken = (step.values[name] for steps in self.steps.values() for step in steps if name in step.values)
         return tuple(dict.fromkeys(taken))
 
-    def find_steps(self, translator: Any) -> list[InstructionStep]:
-        """The steps of the call that a translator of dynamo's traces."""
+    def _find_attempt(self, translator: Any) -> tuple[_FrameAttempt, list[InstructionStep]]:
+        """The attempt that a translator of dynamo's is of, and the steps of the call that it traces."""
         known = self._calls.get(id(translator))
         if known is None:
-            code = translator.f_code
-            if getattr(translator, "parent", None) is None and (code, 0) in self.steps:
-                self.steps.clear()  # an attempt that dynamo has given up
-                self.wrong.clear()
-                self.settings.clear()
-                self.tensors.forget()
-                self._calls.clear()
-            number = sum(known is code for known, _ in self.steps)
-            known = (translator, self.steps.setdefault((code, number), []))
-            self.made_in[code, number] = max(1, len(self.program_calls))
-            self._calls[id(translator)] = known
-        return known[1]
+            code, parent = translator.f_code, getattr(translator, "parent", None)
+            if parent is None:
+                earlier = self._attempts.pop(code, None)
+                if earlier is not None:  # it has been given up, or the frame is compiled again
+                    self._calls = {at: call for at, call in self._calls.items() if call[1] is not earlier}
+                    self.tensors.forget(earlier.graph)
+                attempt = self._attempts[code] = _FrameAttempt(id(translator.output.graph))
+            else:
+                attempt = self._find_attempt(parent)[0]
+            number = next(number for number in itertools.count() if self.find_call(code, number) is None)
+            steps = attempt.steps[code, number] = []
+            attempt.made_in[code, number] = max(1, len(self.program_calls))
+            known = self._calls[id(translator)] = translator, attempt, steps
+        return known[1:]
 
     def take(self, translator: Any) -> Exception | None:
         """Record the instruction that a translator is about to trace; the error by which it is to be left out, if so.
@@ -188,7 +223,7 @@ class InstructionTrace:
         return self._offsets[code].get(offset) if self._offsets[code] and offset is not None else offset
 
     def _record(self, translator: Any, instruction: Any, offset: int, stack: list[Any]) -> None:
-        steps = self.find_steps(translator)
+        attempt, steps = self._find_attempt(translator)
         line = getattr(getattr(instruction, "positions", None), "lineno", None) or translator.lineno
         if steps and _get(steps[-1]).name.startswith(LOOKING_UP):
             self._looked_up |= {id(each): (each, _get(steps[-1]).does) for each in stack[-2:]}
@@ -203,27 +238,30 @@ class InstructionTrace:
         elif steps and steps[-1].stores is not None:
             values = {**values, _word_store(_find_store(translator.f_code, steps[-1].offset)): read(steps[-1].stores)}
         if steps and stack:
-            self._look_at_result(steps[-1], stack[-1])
+            _look_at_result(attempt, steps[-1], stack[-1])
         expected = compute_result(translator, instruction, stack)
-        stored = stack[-2:-1] if known.name == "STORE_ATTR" else stack[-1:] if known.name == "STORE_GLOBAL" else []
+        stored = stack[-1:] if known.name == "STORE_GLOBAL" else []
+        if known.name == "STORE_ATTR" and _stores_as_given(stack[-1]):
+            stored = stack[-2:-1]
         step = InstructionStep(known.offset, self._taken, values, known, expected)
         step.stores = stored[0] if stored and _find_store(translator.f_code, offset) else None
         steps.append(step)
         if instruction.opname in ENTERING:
-            self.settings.setdefault(known.does, []).append(known)
+            attempt.settings.setdefault(known.does, []).append(known)
 
-    def _look_at_result(self, before: InstructionStep, result: Any) -> None:
-        """Compare what the instruction before has left on the stack with what Python gets."""
-        instruction = _get(before)
-        before.gives_number = is_number(result)
-        calls = instruction.name.startswith("CALL") and not holds_items(instruction.handler)
-        if before.expected is None and not calls:
-            return
-        got = digest_variable(result)
-        if not agree(before.expected, got):
-            self.wrong.append((instruction, before.expected, got))
-        elif calls and got == digest(None):
-            self.settings.setdefault(instruction.does, []).append(instruction)
+
+def _look_at_result(attempt: _FrameAttempt, before: InstructionStep, result: Any) -> None:
+    """Compare what the instruction before has left on the stack with what Python gets."""
+    instruction = _get(before)
+    before.gives_number = is_number(result)
+    calls = instruction.name.startswith("CALL") and not holds_items(instruction.handler)
+    if before.expected is None and not calls:
+        return
+    got = digest_variable(result)
+    if not agree(before.expected, got):
+        attempt.wrong.append((instruction, before.expected, got))
+    elif calls and got == digest(None):
+        attempt.settings.setdefault(instruction.does, []).append(instruction)
 
 
 def wrap_step(trace: InstructionTrace, original: Function, translator: Any, *rest: object) -> object:
@@ -302,6 +340,14 @@ def _get_name(code: CodeType, offset: int) -> str:
 
 
 # What is stored in attributes and global names: no local name has it.
+
+
+def _stores_as_given(owner: Any) -> bool:
+    """Return whether an attribute of a variable of dynamo's is what is stored in it, and no code of the program's."""
+    try:
+        return owner.python_type().__setattr__ in (object.__setattr__, type.__setattr__, torch.nn.Module.__setattr__)
+    except Exception:  # of dynamo, which does not know the type
+        return False
 
 
 @functools.lru_cache(maxsize=4096)
@@ -399,13 +445,13 @@ def find_partings(
         if (code, number) not in traced:
             continue
         ours, theirs = _pair(code, steps, traced[code, number])
-        same_call = call if call == trace.made_in.get((code, number)) else None
+        same_call = call if call == trace.find_call(code, number) else None
         # A call in other modes from its beginning is not the one that was traced.
         given = [steps[0].values if steps else {} for steps in (ours, theirs)]
         other_modes = {mode for mode in _MODES if given[0].get(mode) != given[1].get(mode)}
         for index, (step, other) in enumerate(zip(ours, theirs, strict=False)):
             if step.calls is not None and step.calls not in entered and step.calls.co_name.startswith("__"):
-                called = PartedInstruction(_get(other), "call", step.calls.co_qualname, "not traced")
+                called = PartedInstruction(_get(other), "call", step.calls.co_qualname, "not traced", call=same_call)
                 special.append((step.number, called))
             names = (name for name in step.values if name not in other_modes)
             name = next((name for name in names if not agree(step.values[name], other.values.get(name))), None)

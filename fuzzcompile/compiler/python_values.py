@@ -148,10 +148,10 @@ class TracedTensors:
         compared = [each for each in self._inputs if each.sums is not None]
         self._is_told = all(any(known.holds_alike(each) for known in compared) for each in given if each.sums)
 
-    def forget(self) -> None:
-        """Forget what was traced so far: it was given up."""
-        for kept in (self._graphs, self._ends, self._asked, self._known, self._inputs):
-            kept.clear()
+    def forget(self, graph: int) -> None:
+        """Forget what was traced into a graph, by its identity: it was given up."""
+        for kept in (self._graphs, self._ends, self._asked):
+            kept.pop(graph, None)
 
     def replay(self, captured: Iterable[tuple[Snapshot, Sequence[object]]], *, sums: bool) -> None:
         """Run the graphs that were traced on the inputs of a call, and look at their tensors behind each node.
@@ -161,10 +161,10 @@ class TracedTensors:
         graphs = [(snapshot, inputs, {node.name for node in snapshot.graph.nodes}) for snapshot, inputs in captured]
         for key, graph in self._graphs.items():
             names = {node.name for node in graph.nodes if node.op != "output"}
-            # What was traced last is what stayed in the trace.
-            fitting = ((one, given) for one, given, held in reversed(graphs) if names and names <= held)
-            if (found := next(fitting, None)) is not None:
-                self._replay(key, *found, sums=sums)
+            # What was traced last is what stayed in the trace; one of another frame may hold the same names and more.
+            fitting = [(len(held), one, given) for one, given, held in reversed(graphs) if names and names <= held]
+            if fitting:
+                self._replay(key, *min(fitting, key=lambda each: each[0])[1:], sums=sums)
 
     def _replay(self, key: int, snapshot: Snapshot, inputs: Sequence[object], *, sums: bool) -> None:
         held = {node.name for node in snapshot.graph.nodes}
