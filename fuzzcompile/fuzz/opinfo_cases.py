@@ -400,8 +400,9 @@ def _iter_samples(entry: Any, cell: OpInfoCell) -> Iterator[Any]:
     if cell.form == "error":
         yield from (error.sample_input for error in list_errors(entry)[cell.chunk : cell.chunk + 1])
     else:
-        chosen = _iter_table(entry, cell.dtype, gradients=cell.backward)
-        yield from itertools.islice(chosen, cell.chunk * SAMPLES, (cell.chunk + 1) * SAMPLES)
+        samples = list(_iter_table(entry, cell.dtype, gradients=cell.backward))
+        random.Random(f"fuzzcompile samples {entry.name}").shuffle(samples)  # neighbours in a table differ in little
+        yield from samples[cell.chunk * SAMPLES : (cell.chunk + 1) * SAMPLES]
 
 
 def _spell_sample(entry: Any, cell: OpInfoCell, sample: Any, start: int) -> SampleCall | None:

@@ -45,9 +45,9 @@ class OpInfoOperator:
 class OpInfoCell:
     """One case of a sweep.
 
-    ``chunk`` counts groups of `SAMPLES` sample inputs, or single error inputs where ``form`` is ``error``; the dtype of
-    these is that of the table, and ``dtype`` is empty. ``others`` are further operators, by name and variant, whose
-    first samples share the case.
+    ``chunk`` counts groups of `SAMPLES` sample inputs, each spread over the table, or single error inputs where
+    ``form`` is ``error``; the dtype of these is that of the table, and ``dtype`` is empty. ``others`` are further
+    operators, by name and variant, whose samples share the case.
     """
 
     name: str

@@ -262,6 +262,8 @@ _EXTREME = 40
 _USUAL = 50
 # Elementwise operators that share a case with another.
 _OTHERS = 5
+# An operator is the one of so many that was drawn least: hundreds have their turn before one comes again.
+_CHOICE = 8
 Write = Callable[[Sequence[OpInfoCell]], Future[list[CellSource]]]
 
 
@@ -279,6 +281,8 @@ class OperatorSweep(CaseSource):
     only: tuple[str, ...] = ()
     eager: bool = False
     _batches: dict[int, Future[list[CellSource]]] = field(default_factory=dict)
+    _drawn: Counter[OpInfoOperator] = field(default_factory=Counter)
+    _joined: Counter[OpInfoOperator] = field(default_factory=Counter)  # how often each was added to another's case
     _samples: int = 0
     _empty: int = 0
     _left_out: Counter[str] = field(default_factory=Counter)
@@ -323,13 +327,15 @@ class OperatorSweep(CaseSource):
         return self._make_case(self.cells[index], self._write_cell(index))
 
     def draw(self, rng: random.Random) -> DrawnCase | None:
-        """Return a case of any operator, each as likely as another; None if no sample of its cell can be used.
+        """Return a case of an operator that was drawn least, by and large; None if no sample of its cell can be used.
 
         Extreme values and the usual dtype are more frequent than in the sweep's order, where others outnumber them.
         """
         if not self.operators:
             return None
-        operator = rng.choice(self.operators)
+        some = rng.sample(self.operators, min(_CHOICE, len(self.operators)))
+        operator = min(some, key=self._drawn.__getitem__)
+        self._drawn[operator] += 1
         cells = list((iter_eager_cells if self.eager else iter_cells)(operator))
         wanted = "extreme" if rng.randrange(100) < _EXTREME else "given"
         cells = [cell for cell in cells if cell.values == wanted] or cells
@@ -345,13 +351,16 @@ class OperatorSweep(CaseSource):
     ) -> tuple[tuple[str, str], ...]:
         """Further elementwise operators that take the cell's dtype, which become one kernel with it."""
         fitting = [
-            (each.name, each.variant)
+            each
             for each in self.operators
             if each.elementwise
             and each is not operator
             and cell.dtype in (each.differentiable if cell.backward else each.dtypes)
         ]
-        return tuple(rng.sample(fitting, min(_OTHERS, len(fitting))))
+        shuffled = rng.sample(fitting, len(fitting))
+        chosen = sorted(shuffled, key=self._joined.__getitem__)[:_OTHERS]
+        self._joined.update(chosen)
+        return tuple((each.name, each.variant) for each in chosen)
 
     def _make_case(self, cell: OpInfoCell, written: CellSource) -> DrawnCase | None:
         self._left_out.update(written.left_out)

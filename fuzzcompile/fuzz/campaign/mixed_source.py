@@ -23,7 +23,7 @@ from fuzzcompile.model.focus_plan import AimRule, FocusAim
 from fuzzcompile.programs.edits.pattern_program import PatternProgram
 
 # Percentage of the places of each further source, before steering knows better.
-_SHARES = {OPINFO: 22, RULE: 12}
+_SHARES = {OPINFO: 32, RULE: 12}
 # One rule has its turn for so many places, while a worker makes the programs of the next one.
 _WINDOW = 16
 # Percentage of cases that are of a rule whose turn is over.
@@ -104,7 +104,7 @@ class RuleSource(CaseSource):
 
 @dataclass
 class TableSource(CaseSource):
-    """Cases of torch's own tables, each operator as likely as another."""
+    """Cases of torch's own tables, one operator after another."""
 
     sweep: OperatorSweep
 

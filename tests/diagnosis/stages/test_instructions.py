@@ -11,7 +11,7 @@ import pytest
 import torch
 from put_back import read_bugs
 from torch._dynamo import variables
-from torch._dynamo.variables import dicts, lists, misc
+from torch._dynamo.variables import dicts, lists, misc, user_defined
 
 from fuzzcompile.compiler.instructions import InstructionTrace, find_partings, record_instructions
 from fuzzcompile.compiler.python_values import agree, digest, word_digest
@@ -215,6 +215,48 @@ def test_a_container_is_not_blamed_for_what_it_was_given(
     assert report["culprit"]["rewrite"] == "int in range" and report["culprit"]["necessary"], report["culprit"]
 
 
+OWN_SETTER = """
+import torch
+
+class Doubled:
+    def __init__(self, amount):
+        self.amount = amount
+
+    def __setattr__(self, name, value):
+        object.__setattr__(self, name, 2 * value)
+
+class Model(torch.nn.Module):
+    steps = 1
+
+    def forward(self, x):
+        doubled = Doubled(3)
+        doubled.amount = 4
+        x = x.sin() * doubled.amount
+        torch._dynamo.graph_break()
+        order = [2, 5, 3]
+        return x.cos() * self.steps * order.pop(0)
+
+def run(model, inputs):
+    first = model(*inputs)
+    model.steps = 2
+    return first, model(*inputs)
+
+def make():
+    return Model(), (torch.ones(3),)
+"""
+
+
+@ONLY_HERE
+def test_code_that_dynamo_does_not_call_is_named_though_another_frame_is_compiled_again(
+    write_case: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_standard = user_defined.is_standard_setattr
+    ignored = lambda method: is_standard(method) or method.__name__ == "__setattr__"  # noqa: E731
+    monkeypatch.setattr(user_defined, "is_standard_setattr", ignored)
+    report = triage(load_case(write_case(OWN_SETTER)), torch.device("cpu")).to_json()
+    assert report["culprit"]["rewrite"] == "Doubled.__setattr__" and report["culprit"]["necessary"], report["culprit"]
+
+
 class Shelf:
     """Answers for itself whether it holds something, and is changed by the question."""
 
@@ -226,8 +268,20 @@ class Shelf:
         return item == "book"
 
 
+class Price:
+    """Keeps the size of a number for it."""
+
+    amount = 0
+
+    def __setattr__(self, name: str, value: int) -> None:
+        object.__setattr__(self, name, abs(value))
+
+
 def use_python(x: torch.Tensor, amount: int) -> tuple[torch.Tensor, dict[str, list[int]]]:
     """A program of many kinds of instructions."""
+    price = Price()
+    price.amount = -amount
+    x = x * price.amount
     shelf, found = Shelf(), {key: [len(key)] for key in ("book", "pen")}
     for key, sizes in found.items():
         if key in shelf:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from sweeping import sweep_planted
 
 from fuzzcompile.fuzz.campaign.budget import BudgetClock, CampaignBudget
 from fuzzcompile.fuzz.campaign.case_sources import DrawnCase, OperatorSweep, open_tables
+from fuzzcompile.fuzz.opinfo_cases import write_cells
+from fuzzcompile.fuzz.opinfo_cells import OpInfoCell
 from fuzzcompile.model.errors import UsageError
 
 
@@ -88,6 +92,24 @@ def test_elementwise_operators_that_take_one_dtype_share_a_case_that_is_compiled
     assert max(together) > 2
     assert any("extreme" in case.features and "inf" in case.source for case in shared)
     assert {case.needs_code for case in drawn if "index_select" in case.features} == {True, False}
+
+
+def test_each_operator_has_its_turn_before_one_comes_again():
+    names = {"index_select", "diag_embed", "cumsum", "roll", "flip"}
+    with open_tables(tuple(names)) as tables:
+        sweep = tables(0, BudgetClock(CampaignBudget.parse("60s")))
+        drawn = [sweep.draw(random.Random(number)) for number in range(2 * len(names))]
+    turns = Counter(name for case in drawn if case is not None for name in names & set(case.features))
+    assert turns.keys() == names and max(turns.values()) == 2, turns  # a cell may have no sample that can be spelled
+
+
+def test_the_samples_of_a_case_are_spread_over_the_table():
+    (written,) = write_cells([OpInfoCell("nn.functional.max_pool2d", "", "function", "float32")])
+    assert written.source is not None
+    sizes, padding = (
+        set(re.findall(rf"{name}=([^,]+(?:, \d+\))?)", written.source)) for name in ("kernel_size", "padding")
+    )
+    assert len(sizes) > 1 and len(padding) > 1, written.source
 
 
 @pytest.mark.slow
