@@ -1,7 +1,7 @@
-"""What campaigns from scratch find, before and after: several checkouts side by side, under the same seeds.
+"""Causes per core-hour of campaigns from scratch, before and after: checkouts side by side, under the same seeds.
 
-    python bench/campaigns.py --tree before=CHECKOUT --tree after=. [--seeds 101 102 103] [--budget 30m] [--workers 1]
-    python bench/campaigns.py --report reports/campaigns-2.13.md    # the table of what the state holds
+    python bench/finds.py --tree before=CHECKOUT --tree after=. [--seeds 101 102 103] [--budget 30m] [--workers 1]
+    python bench/finds.py --report reports/finds.md    # the table of what the state holds
 
 For each seed, one campaign of every checkout runs at the same time with the same number of workers, from an empty
 corpus, so that a busy machine slows all of them alike; the processor time that each had is told. Campaigns that ended
@@ -29,6 +29,8 @@ from fuzzcompile.corpus.store import Store
 from fuzzcompile.model.severity import Severity
 
 ENDED, CORPUS = "ended.json", "corpus.db"
+# Severities that a maintainer is told of first, from the worst: silent, error, aliasing, raising layout.
+_UPPER = 4
 
 
 @dataclass(frozen=True)
@@ -120,19 +122,20 @@ def _table(state: Path) -> str:
     lines = [
         "# Campaigns from scratch, compared",
         "",
-        f"Written by `bench/campaigns.py` on torch {', '.join(torches)}, {os.cpu_count()} processors "
+        f"Written by `bench/finds.py` on torch {', '.join(torches)}, {os.cpu_count()} processors "
         f"({platform.processor() or platform.machine()}). Campaigns of one seed ran at the same time, each from an "
         "empty corpus; the machine also did other work. Findings by severity; those without proof of a culprit and "
         "those drawn from the form of a public report are counted once more.",
         "",
         f"| tree | revision | seed | budget | workers | processor s | cases | {' | '.join(names)} | all | unproved "
-        "| from reports' forms |",
-        "|---|---|---:|---:|---:|---:|---:|" + "---:|" * (len(names) + 3),
+        "| from reports' forms | upper four a core-hour |",
+        "|---|---|---:|---:|---:|---:|---:|" + "---:|" * (len(names) + 4),
     ]
     distinct: dict[str, dict[str, str]] = {}
     for folder, campaign in ended:
         counts, cases = _counted(folder, distinct.setdefault(campaign.tree, {}))
         cells = [str(counts[name]) for name in (*names, "all", "unproved", "forms")]
+        cells.append(f"{sum(counts[name] for name in names[:_UPPER]) * 3600 / campaign.processor:.0f}")
         lines.append(
             f"| {campaign.tree} | {campaign.revision} | {campaign.seed} | {campaign.budget} | {campaign.workers} "
             f"| {campaign.processor:.0f} | {cases} | {' | '.join(cells)} |"
