@@ -13,6 +13,7 @@ from fuzzcompile.compiler.session import Compilation, get_effective_setting
 from fuzzcompile.compiler.target import target_process
 from fuzzcompile.compiler.target.kernel_log import ProgramOrder
 from fuzzcompile.compiler.target.target_process import TEMPLATES, current_target, explain_unfit_kernels
+from fuzzcompile.compiler.torch_api import check_torch_same
 from fuzzcompile.compiler.watch.unseen import Unseen
 from fuzzcompile.diagnosis.attribution.culprit import REPLAY, SUSPICION, VALUES, Evidence
 from fuzzcompile.diagnosis.attribution.steps import Step, select_semantic_steps
@@ -23,7 +24,7 @@ from fuzzcompile.diagnosis.stages.graph_ways import BOUNDARY, Boundary, find_bou
 from fuzzcompile.diagnosis.trials.case_runs import MANY_NOISE_RUNS, NOISE_RUNS, Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.model import stages as names
-from fuzzcompile.model.contract import TargetJson
+from fuzzcompile.model.contract import EAGER, TargetJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import PRE_GRAD
 from fuzzcompile.model.thresholds import (
@@ -33,6 +34,7 @@ from fuzzcompile.model.thresholds import (
     INVISIBLE_ULPS,
     NATIVE_SHARE,
     SEMANTIC_STEP,
+    SLIGHT_LOSS,
 )
 from fuzzcompile.model.verdicts import AGREEING, Comparison, Verdict
 from fuzzcompile.run.case import CompileSettings
@@ -117,7 +119,7 @@ def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Dec
     far = first.verdict in (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT) and all(
         c.finding != "integer" for c in first.comparisons
     )
-    return _decide_precision(experiments, first, judged) if far and not semantic else judged
+    return _decide_precision(experiments, trial, judged) if far and not semantic else judged
 
 
 # What moves in float64 is wrong, unless Inductor compiles both sides: there, both have it.
@@ -198,7 +200,7 @@ def _decide_within_rounding(experiments: Experiments, trial: Trial, semantic: Se
     if semantic:
         step = semantic[0]
         why = f"{_NATIVELY} {step.label.rewrite} moves the float64 result by {step.float64:.1e} of its size"
-        if first.verdict is Verdict.EQUAL and trial.sampled is None and survives_float64(experiments) is False:
+        if first.verdict is Verdict.EQUAL and trial.sampled is None and survives_float64(experiments, first) is False:
             return replace(judged, detail=f"{why}; a later step undoes it, and compiled in float64 nothing differs")
         return Decision(wrong, first.confidence, why, evidence=REPLAY)
     boundary = None  # the largest change of meaning between dynamo's graphs and those that the passes get
@@ -227,7 +229,7 @@ def _decide_within_rounding(experiments: Experiments, trial: Trial, semantic: Se
         moved = "gradient" if boundary.gradient else "result"
         why = f"{_NATIVELY} {what} moves a float64 {moved} by {boundary.step:.1e} of its size"
         return Decision(wrong, first.confidence, why, evidence=BOUNDARY, boundary=boundary)
-    if trial.sampled is None and first.suspicious and survives_float64(experiments):
+    if trial.sampled is None and first.suspicious and survives_float64(experiments, first):
         return Decision(wrong, "low", "small, but it survives when the program is compiled in float64", SUSPICION)
     # Elided casts are visible beyond default tolerances, if the values are within them once the casts are kept.
     visible = not all(c.within_default_tolerance for c in first.comparisons)
@@ -296,15 +298,60 @@ def _emulation_repairs(experiments: Experiments, *, closely: bool = False) -> bo
     return benign and close and not emulated.suspicious and not emulated.casts_dropped
 
 
-def _decide_precision(experiments: Experiments, first: Judgement, judged: Decision) -> Decision:
+def _decide_precision(experiments: Experiments, trial: Trial, judged: Decision) -> Decision:
     """Wrong values that no rewrite explains: lost precision, if they are right when compiled in float64."""
+    first, runs = trial.judgement, experiments.runs
     gross = any(c.relative_error > GROSS_ERROR or _off_by_whole(c) for c in first.suspicious)
-    floating = [v.value.dtype for v in experiments.runs.eager.values if v.is_tensor and v.value.is_floating_point()]
-    # Where it stays in float64, or that is not known, precision is not what is lacking.
-    if gross or set(floating) == {torch.float64} or survives_float64(experiments) is not False:
+    floating = {v.value.dtype for v in runs.eager.values if v.is_tensor and v.value.is_floating_point()}
+    if gross or floating == {torch.float64}:
         return judged
+    survives = survives_float64(experiments, first)
+    if survives:
+        return judged
+    slight = all(
+        c.torch_same and c.relative_error <= SLIGHT_LOSS for c in _ask_torch(experiments, trial, first.suspicious)
+    )
+    if slight and _adds_up(trial):
+        why = "compiled is less accurate than eager, as sums in another precision are: torch's own `same` passes"
+        return Decision(Verdict.ROUNDING, "low", why)
+    # Where it is not known whether it stays in float64, precision is not what is lacking.
     why = "far from float64 where eager is not; gone when compiled in float64"
-    return replace(judged, verdict=Verdict.PRECISION_LOSS, detail=why)
+    return judged if survives is None else replace(judged, verdict=Verdict.PRECISION_LOSS, detail=why)
+
+
+def _adds_up(trial: Trial) -> bool:
+    """Return whether a graph that the compiler made code of reduces anything, gradients too."""
+    graphs = [record.snapshots[-1].graph for frame in trial.ledger.frames for record in frame.records]
+    tags = (getattr(node.target, "tags", ()) for graph in graphs for node in graph.nodes)
+    reduction = getattr(torch.Tag, "reduction", None)  # earlier versions have none
+    return any(reduction in each for each in tags)
+
+
+def compare_with_torch_same(experiments: Experiments, trial: Trial) -> tuple[Comparison, ...]:
+    """The comparisons of a judged run with what ``torch._dynamo.utils.same`` says of each, if it can be asked."""
+    return _ask_torch(experiments, trial, trial.judgement.comparisons)
+
+
+def _ask_torch(experiments: Experiments, trial: Trial, comparisons: tuple[Comparison, ...]) -> tuple[Comparison, ...]:
+    reference = experiments.runs.reference
+    if not comparisons or reference.failure or experiments.case.settings.path == EAGER:
+        return comparisons
+    runs = [run.index_by_name() for run in (experiments.baseline, trial.observation, reference)]
+
+    def ask(comparison: Comparison) -> bool | None:
+        if comparison.finding == "same":
+            return True
+        values = [run[comparison.name].value for run in runs if comparison.name in run]
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        if len(tensors) != len(runs) or len({t.shape for t in tensors}) > 1 or not tensors[0].numel():
+            return comparison.torch_same
+        try:
+            return check_torch_same(*tensors)
+        except (AssertionError, RuntimeError, TypeError):  # it does not know every dtype and layout
+            return comparison.torch_same
+
+    random = trial.sampled or ()
+    return tuple(c if c.name in random else replace(c, torch_same=ask(c)) for c in comparisons)
 
 
 def _off_by_whole(comparison: Comparison) -> bool:
@@ -313,18 +360,52 @@ def _off_by_whole(comparison: Comparison) -> bool:
     return all(value is not None and float(value).is_integer() for value in values) and values[0] != values[1]
 
 
-def survives_float64(experiments: Experiments) -> bool | None:
-    """Return whether the divergence is there, beyond rounding, when the program itself is compiled in float64.
+def survives_float64(experiments: Experiments, native: Judgement) -> bool | None:
+    """Return whether what is wrong ``native``ly is so, beyond rounding, when the program is compiled in float64.
 
-    None if it cannot be run there, or draws other numbers when compiled. One compile, made once.
+    None if it cannot be run there, draws other numbers when compiled, or is wrong there alone. One compile, made once.
     """
-    judged = experiments.in_float64
-    if judged is None:
+    if experiments.in_float64 is None:
         return None
-    return any(
-        c.finding in ("integer", "nonfinite")
-        or (c.finding == "far" and not c.by_norm and c.relative_error > SEMANTIC_STEP)
+    found = _list_float64_findings(experiments.in_float64)
+    own = _list_float64_faults(experiments, native)
+    return True if len(found) > len(own) else None if own else False
+
+
+def _list_float64_findings(judged: Judgement) -> list[Comparison]:
+    return [
+        c
         for c in judged.comparisons
+        if c.finding in ("integer", "nonfinite")
+        or (c.finding == "far" and not c.by_norm and c.relative_error > SEMANTIC_STEP)
+    ]
+
+
+def _list_float64_faults(experiments: Experiments, native: Judgement) -> list[Comparison]:
+    """What is wrong in float64 alone: natively, less than a share of it is seen, which rounding could not hide."""
+    seen = {c.name: c for c in native.comparisons}
+
+    def is_own(c: Comparison) -> bool:
+        natively = seen.get(c.name)
+        if natively is None:
+            return False
+        if c.finding != "far" or natively.finding in ("integer", "nonfinite"):
+            return natively.finding in AGREEING
+        return natively.relative_error < NATIVE_SHARE * c.relative_error
+
+    return (
+        [] if experiments.in_float64 is None else list(filter(is_own, _list_float64_findings(experiments.in_float64)))
+    )
+
+
+def describe_float64_fault(experiments: Experiments, native: Judgement) -> str | None:
+    """Say that the program compiled in float64 is wrong by itself, where that was seen; None where it was not."""
+    faults = _list_float64_faults(experiments, native) if experiments.knows_float64 else []
+    if not faults:
+        return None
+    return (
+        f"compiled in float64, {faults[0].name} is wrong by more than here: that is another bug, which a run of the "
+        "program in float64 shows"
     )
 
 
@@ -359,7 +440,7 @@ def find_survival(experiments: Experiments, trial: Trial, decision: Decision, *,
         return None
     if not have_same_bits(experiments.runs.eager, experiments.again):
         return None  # what eager itself does not repeat differs in float64 as well
-    return survives_float64(experiments) if ask or experiments.knows_float64 else None
+    return survives_float64(experiments, trial.judgement) if ask or experiments.knows_float64 else None
 
 
 def describe_randomness(experiments: Experiments, trial: Trial, *, own_stream: Trial | None = None) -> str | None:
@@ -396,7 +477,7 @@ _FAKE = "real code, fake device"
 _NO_DEVICE = "nothing is recorded without a device"
 
 
-def limit_claims(experiments: Experiments, decision: Decision) -> Decision:
+def limit_claims(experiments: Experiments, trial: Trial, decision: Decision) -> Decision:
     """The decision, without what cannot be said of a device that is not there; as it is where there is no target.
 
     Rounding is the device's own, so that a loss of precision is none to report; NaN and infinities count where they
@@ -406,7 +487,7 @@ def limit_claims(experiments: Experiments, decision: Decision) -> Decision:
         return decision
     if decision.verdict is Verdict.PRECISION_LOSS:
         return Decision(Verdict.ROUNDING, "low", "apart by rounding alone, of which a device makes its own")
-    if decision.verdict is Verdict.NONFINITE and survives_float64(experiments) is not True:
+    if decision.verdict is Verdict.NONFINITE and survives_float64(experiments, trial.judgement) is not True:
         return Decision(Verdict.UNSTABLE, "low", "not finite in one of the runs, which is not so in float64")
     return decision
 

@@ -14,7 +14,6 @@ from fuzzcompile.compiler.compile_changes import Backend, CompilePath, InductorS
 from fuzzcompile.compiler.graph_replay import GraphReplayer, list_random_calls
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, find_path
-from fuzzcompile.compiler.torch_api import check_torch_same
 from fuzzcompile.compiler.torch_config import get_setting
 from fuzzcompile.compiler.watch.conformance import probe_unknown_torch
 from fuzzcompile.compiler.watch.ledger import Label, Ledger
@@ -25,8 +24,10 @@ from fuzzcompile.diagnosis.attribution.steps import Step, measure_steps
 from fuzzcompile.diagnosis.attributor import attribute, find_first_rewrite, find_known_culprit, prove_again
 from fuzzcompile.diagnosis.decision import (
     Decision,
+    compare_with_torch_same,
     confirm,
     decide,
+    describe_float64_fault,
     describe_randomness,
     doubt_layout,
     find_survival,
@@ -57,7 +58,7 @@ from fuzzcompile.model.errors import MachineUnfit
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.model.stages import JOINT_GRAPH
-from fuzzcompile.model.verdicts import NO_REFERENCE, Comparison, CoverageCount, Verdict
+from fuzzcompile.model.verdicts import NO_REFERENCE, CoverageCount, Verdict
 from fuzzcompile.run import metrics
 from fuzzcompile.run.case import Case, CompileSettings
 from fuzzcompile.run.device import find_gpu_error
@@ -158,7 +159,7 @@ class JudgedTrial:
         """The decision on one compile, and whether that is a hit of a bug that is ``known``."""
         steps = measure_steps(trial.ledger)
         experiments, trial = settle(experiments, trial, steps)
-        decision = limit_claims(experiments, decide(experiments, trial, steps))
+        decision = limit_claims(experiments, trial, decide(experiments, trial, steps))
         answer = cls(experiments, trial, spent, steps, decision)
         return replace(answer, hit=answer._find_hit(known))
 
@@ -190,7 +191,7 @@ class JudgedTrial:
             confidence=_decide_confidence(decision, attribution, unseen),
             detail=decision.detail,
             wrong=None if self.side is None else self.side.wrong,
-            comparisons=_compare_with_torch_same(experiments, trial),
+            comparisons=compare_with_torch_same(experiments, trial),
             eager_deterministic=experiments.is_deterministic,
             float64_step=max(moves, default=None),
             failure=trial.observation.failure,
@@ -222,7 +223,9 @@ class JudgedTrial:
         failure = experiments.runs.reference.failure
         if failure is not None and experiments.runs.eager.failure is None:
             yield f"{NO_REFERENCE}, compared with eager alone: it raises {failure}"
-        yield from filter(None, (trial.judgement.note, "" if self.side is None else self.side.note, trial.parted))
+        other_bug = describe_float64_fault(experiments, trial.judgement)
+        side_note = "" if self.side is None else self.side.note
+        yield from filter(None, (trial.judgement.note, side_note, trial.parted, other_bug))
         yield from format_unseen(unseen)
         if attribution.cut_off:
             yield _CUT_OFF
@@ -369,28 +372,6 @@ def _decide_confidence(decision: Decision, attribution: Attribution, unseen: Seq
     if culprit is not None and (culprit.confidence == "low" or not culprit.necessary):
         return "low"
     return decision.confidence
-
-
-def _compare_with_torch_same(experiments: Experiments, trial: Trial) -> tuple[Comparison, ...]:
-    comparisons, reference = trial.judgement.comparisons, experiments.runs.reference
-    if not comparisons or reference.failure or experiments.case.settings.path == EAGER:
-        return comparisons
-    runs = [run.index_by_name() for run in (experiments.baseline, trial.observation, reference)]
-
-    def ask_torch(comparison: Comparison) -> bool | None:
-        if comparison.finding == "same":
-            return True
-        values = [run[comparison.name].value for run in runs if comparison.name in run]
-        tensors = [value for value in values if isinstance(value, torch.Tensor)]
-        if len(tensors) != len(runs) or len({t.shape for t in tensors}) > 1 or not tensors[0].numel():
-            return comparison.torch_same
-        try:
-            return check_torch_same(*tensors)
-        except (AssertionError, RuntimeError, TypeError):  # it does not know every dtype and layout
-            return comparison.torch_same
-
-    random = trial.sampled or ()
-    return tuple(c if c.name in random else replace(c, torch_same=ask_torch(c)) for c in comparisons)
 
 
 def _count_coverage(trial: Trial, steps: Sequence[Step]) -> Iterator[CoverageCount]:

@@ -82,6 +82,37 @@ def test_a_kernel_that_is_wrong_in_bfloat16_alone_is_a_bug(tmp_path: Path):
     assert found["is_bug"], found["detail"]
 
 
+CONVOLUTIONS = """
+import torch
+from torch import nn
+
+BACKWARD = True
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 16, 3, padding=1)
+        self.norm, self.norm2 = nn.BatchNorm2d(8), nn.BatchNorm2d(16)
+
+    def forward(self, x):
+        x = nn.functional.max_pool2d(torch.relu(self.norm(self.first(x))), 2)
+        return torch.tanh(self.norm2(self.second(x))).mean((2, 3))
+
+def make():
+    torch.manual_seed(3)
+    return Block(), (torch.randn(4, 3, 64, 64) * 5 + 3,)
+"""
+
+
+@pytest.mark.parametrize("wrong_in_float64", [False, True])
+def test_long_sums_are_rounding_though_float64_be_wrong_by_itself(write_case, wrong_in_float64: bool):
+    """Eager's batch norm adds up in float64, compiled code in float32, with errors of 1e-3 where gradients cancel."""
+    with tanh_off(0.1 if wrong_in_float64 else 0.0, lambda x: x.get_dtype() == torch.float64):
+        found = triage(load_case(write_case(CONVOLUTIONS)), CPU).to_json()
+    assert found["verdict"] == "rounding", (found["verdict"], found["detail"])
+    assert any("that is another bug" in note for note in found["evidence"]["notes"]) == wrong_in_float64
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_without_the_plant_there_is_nothing(tmp_path: Path, dtype: str):
     assert report(tmp_path, dtype)["verdict"] in ("rounding", "equal")
