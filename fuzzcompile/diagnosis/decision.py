@@ -33,6 +33,7 @@ from fuzzcompile.model.thresholds import (
     HIDEABLE_STEP,
     INVISIBLE_ULPS,
     NATIVE_SHARE,
+    ROUNDING_FACTOR,
     SEMANTIC_STEP,
     SLIGHT_LOSS,
 )
@@ -165,18 +166,27 @@ def settle(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> tup
 
 
 def _is_like_noise(trial: Trial, experiments: Experiments) -> bool:
-    """Return whether perturbed eager runs have as many elements too that are no numbers where eager mode has some.
+    """Return whether what is wrong in the compiled run is as wrong in some perturbed runs of eager mode.
 
-    Near a pole, one element of many is somewhere else in each run. All else must agree, and the numbers of the compiled
-    run be no farther from float64 than eager's.
+    Near a pole, one element of many is no number somewhere else in each run; where nearly all digits cancel, a few are
+    far off. All else must agree, and where elements are no numbers, the others be no farther from float64 than eager's.
     """
     wrong = [each for each in trial.judgement.comparisons if each.finding not in AGREEING]
-    if not wrong or any(each.finding != "nonfinite" for each in wrong):
+    if not wrong or any(each.finding not in ("nonfinite", "far") for each in wrong):
         return False
-    if any(each.rms_error_compiled > each.rms_error_eager for each in wrong):
+    if any(each.finding == "nonfinite" and each.rms_error_compiled > each.rms_error_eager for each in wrong):
         return False
     judged = list(experiments.judge_noise())
-    return all(_looks_wrong_in_noise(each.name, trial.observation, experiments, judged) for each in wrong)
+    far, broken = ([each for each in wrong if each.finding == finding] for finding in ("far", "nonfinite"))
+    return all(_is_far_in_noise(each, judged) for each in far) and all(
+        _looks_wrong_in_noise(each.name, trial.observation, experiments, judged) for each in broken
+    )
+
+
+def _is_far_in_noise(comparison: Comparison, noise: list[Judgement]) -> bool:
+    found = (each for run in noise for each in run.comparisons if each.name == comparison.name)
+    errors = sorted(each.rms_error_compiled for each in found if each.finding in ("far", "wild"))
+    return len(errors) >= _LOOK_WRONG and comparison.rms_error_compiled <= ROUNDING_FACTOR * errors[-_LOOK_WRONG]
 
 
 def _looks_wrong_in_noise(name: str, compiled: Observation, experiments: Experiments, noise: list[Judgement]) -> bool:

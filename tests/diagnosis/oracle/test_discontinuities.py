@@ -72,3 +72,45 @@ def test_many_elements_that_are_no_numbers_are_a_bug_beside_a_pole(
     original = lowering.lowerings[logarithm]
     monkeypatch.setitem(lowering.lowerings, logarithm, lambda x: lowering.mul(original(x), float("nan")))
     assert triage(load_case(write_case(POLES)), torch.device("cpu")).is_bug
+
+
+# The variance is a difference of numbers of which its own size is a few units in the last place: now and then it is 0.
+CANCELLING = """
+import torch
+from torch import nn
+
+
+class RunningNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.tensor(1e-4))
+        self.register_buffer("total", torch.zeros(6))
+        self.register_buffer("squares", torch.zeros(6))
+
+    def forward(self, x):
+        self.count += x.shape[0]
+        self.total += x.sum(0)
+        self.squares += (x ** 2).sum(0)
+        mean = self.total / self.count
+        variance = self.squares / self.count - mean ** 2
+        return (x - mean) / torch.sqrt(variance.abs() + 1e-8)
+
+
+def make():
+    torch.manual_seed(0)
+    return RunningNorm(), (1000 + 0.01 * torch.randn(256, 6),)
+"""
+
+
+def test_a_column_in_which_all_digits_cancel_in_the_compiled_run_alone_is_no_bug(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(CANCELLING)), torch.device("cpu"))
+    assert str(report.verdict) == "unstable", report.detail
+
+
+def test_columns_that_are_wrong_in_each_compile_are_a_bug_beside_it(
+    monkeypatch: pytest.MonkeyPatch, write_case: Callable[..., Path]
+):
+    sqrt = lowering.lowerings[torch.ops.aten.sqrt.default]
+    wrong = lambda x: lowering.lowerings[torch.ops.aten.mul.Tensor](sqrt(x), 1e-6)  # noqa: E731
+    monkeypatch.setitem(lowering.lowerings, torch.ops.aten.sqrt.default, wrong)
+    assert triage(load_case(write_case(CANCELLING)), torch.device("cpu")).verdict.is_bug
