@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from fuzzcompile.compiler.graph_breaks import extract_headline
 from fuzzcompile.compiler.session import find_path
@@ -18,6 +18,7 @@ from fuzzcompile.model.errors import EnvironmentUnfit, MachineUnfit
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DYNAMO
 from fuzzcompile.model.targets import Target
+from fuzzcompile.model.verdicts import Finding
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.observation import Failure, Observation
 
@@ -76,8 +77,19 @@ def refuse_lasting_state(experiments: Experiments) -> None:
         )
 
 
-def find_difference(eager: Observation, again: Observation) -> str | None:
-    """The first difference of two runs beyond PyTorch's default tolerances, in a few words; None if there is none."""
+_OTHER_VALUES: Collection[Finding] = ("integer", "shape", "dtype", "alias")
+FORMS: Collection[Finding] = (*_OTHER_VALUES, "stride", "requires_grad")
+"""Findings that make two runs differ though their values are the same."""
+
+
+def find_difference(
+    eager: Observation, again: Observation, findings: Collection[Finding] = _OTHER_VALUES
+) -> str | None:
+    """The first difference of two runs, in a few words; None if there is none.
+
+    That is values beyond PyTorch's default tolerances, or one of the ``findings``, by default all but strides and
+    whether a gradient is required.
+    """
     if again.failure is not None:
         return f"the second run raises {again.failure}"
     repeated = again.index_by_name()
@@ -86,7 +98,7 @@ def find_difference(eager: Observation, again: Observation) -> str | None:
         if second is None:
             return f"only the first run has {first.name}"
         compared = compare(first, second, None, ())
-        if not compared.within_default_tolerance or compared.finding in ("integer", "shape", "dtype", "alias"):
+        if not compared.within_default_tolerance or compared.finding in findings:
             return f"{first.name} differs"
     return None if eager.structure == again.structure else "what it returns is nested otherwise"
 

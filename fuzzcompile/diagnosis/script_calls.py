@@ -22,12 +22,12 @@ from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.recorder import Recorder
 from fuzzcompile.diagnosis.decision import Decision
 from fuzzcompile.diagnosis.engine import JudgedTrial, Spending
-from fuzzcompile.diagnosis.refusals import find_difference
+from fuzzcompile.diagnosis.refusals import FORMS, find_difference
 from fuzzcompile.diagnosis.stale_calls import Attempt, explain_cached_graph, explain_stale_call
 from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
-from fuzzcompile.programs.capture.case_loader import ALSO_COMPILED, ScriptRun
+from fuzzcompile.programs.capture.case_loader import ALSO_COMPILED, NOT_REACHED, ScriptRun
 from fuzzcompile.programs.capture.interception import (
     CallReached,
     CompiledCallable,
@@ -248,7 +248,7 @@ class _Look:
         before = fingerprint_streams()
         eager = self._observe(case, case.make()[0])
         compiled = self._observe_compiled(record, case)
-        self.right = find_difference(eager, compiled) is None and bool(eager.failure) == bool(compiled.failure)
+        self.right = not _differ(eager, compiled)
         if number == self.until:
             self.ledger = self._recorders[_find_code(record.target)].ledger
             return True
@@ -259,12 +259,12 @@ class _Look:
         if self.together:
             self.parting.append(number)
             return False
-        if find_difference(eager, self._observe(case, case.make()[0])) is not None and eager.failure is None:
+        if _differ(eager, self._observe(case, case.make()[0])):
             return False  # it does not do the same twice in eager mode
         self.parted = number
         torch._dynamo.reset()
         fresh = self._observe_compiled(record, case, fresh=True)
-        if find_difference(eager, fresh) is None and bool(eager.failure) == bool(fresh.failure):
+        if not _differ(eager, fresh):
             self.stale = self._judge(case, compiled)
         return True
 
@@ -324,6 +324,13 @@ def _ring(seconds: float, then: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)  # None: set outside of Python
 
 
+def _differ(eager: Observation, other: Observation) -> bool:
+    """Return whether two runs of a call are apart in any way that a report tells."""
+    if eager.failure is not None or other.failure is not None:
+        return bool(eager.failure) != bool(other.failure)
+    return find_difference(eager, other, FORMS) is not None
+
+
 # An alarm in no time at all would never ring.
 _SOON_SECONDS = 0.01
 
@@ -350,6 +357,12 @@ def answer_with_later_calls(first: TriageReport, looked: ScriptCalls) -> TriageR
     notes = list(first.notes)
     firsts = {callable_: number for number, callable_ in reversed(looked.firsts)}  # many may be of one line
     if others := [f"{callable_} by --call {number}" for callable_, number in reversed(firsts.items()) if number > 1]:
-        notes = [note for note in notes if not note.startswith(ALSO_COMPILED)]
+        notes = [note for note in notes if not note.startswith(ALSO_COMPILED) and not _is_reached(note, others)]
         said += f"; to judge another in full: {', '.join(others[:8])}"
     return replace(first, notes=(*notes, said))
+
+
+def _is_reached(note: str, others: Sequence[str]) -> bool:
+    """Return whether a note is on places that the first call had not reached, to all of which a later one has come."""
+    places = note.removeprefix(NOT_REACHED).partition(";")[0].split(", ")
+    return note.startswith(NOT_REACHED) and all(any(f"({place}" in other for other in others) for place in places)

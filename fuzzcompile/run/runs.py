@@ -239,7 +239,7 @@ def _observe_calls(
         structures.append(describe_structure(output))
         values += [*observe_outputs(call, output, program, arguments, earlier), *observe_tangents(call, output)]
         if case.backward:
-            with _wrap_program_errors():
+            with _wrap_program_errors(), _leave_autocast():
                 run_backward(output, required=case.state is None, part=part)
                 wait_for_kernels((output, arguments))
         values += observe_mutations(call, before, program, arguments)
@@ -248,6 +248,16 @@ def _observe_calls(
             values += accumulated if case.backward else [value for value in accumulated if value.is_tensor]
     values += observe_random_state(case)
     return Observation(tuple(values), None, "; ".join(structures), time.perf_counter() - start)
+
+
+@contextlib.contextmanager
+def _leave_autocast() -> Iterator[None]:
+    """Run a block outside of ``torch.autocast``, where a program has its backward pass: torch's notes on it say so."""
+    with contextlib.ExitStack() as stack:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def measure_loss(case: Case, program: CaseProgram) -> float:

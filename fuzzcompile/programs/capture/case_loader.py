@@ -96,7 +96,7 @@ def load_script(file: CaseFile, device: torch.device, *, call: int | None = None
     )
 
 
-ALSO_COMPILED = "also compiled: "
+ALSO_COMPILED, NOT_REACHED = "also compiled: ", "not reached: torch.compile at "
 """Beginning of the remark on the callables of a script that are not judged."""
 Visit = Callable[[CompiledCallable, Arguments, int], None]
 """Looks at one call of a script, given its callable, its inputs and its number from 1; it may raise CallReached."""
@@ -196,7 +196,7 @@ class ScriptRun:
         if also_compiled:
             notes.append(f"{ALSO_COMPILED}{', '.join(also_compiled[:8])}; --call N judges another call")
         if lines := self.compile_lines - {callable_.line for callable_ in compiled}:
-            notes.append(f"not reached: torch.compile at {self._places(lines)}; --call N goes on to later calls")
+            notes.append(f"{NOT_REACHED}{self._places(lines)}; --call N goes on to later calls")
         given = name_holders(calls[-1].arguments)
         held = [name for name, leaf in given.items() if get_own_dict(leaf) and not is_model(leaf)]
         if held and self.wanted == 1:
@@ -205,7 +205,7 @@ class ScriptRun:
             notes.append("earlier calls with inputs of another kind are left out: their state takes more than 1 GiB")
         notes += [*name_muted(), *set_too_late(self.tree, self.environment)]
         if self.rewritten:
-            notes.append(f"the script is written for another kind of device and was run on {self.device}")
+            notes.append(f"where the script names another kind of device, {self.device} stood in for it")
         return notes
 
     def explain(self) -> str:

@@ -117,7 +117,7 @@ def test_a_script_as_pasted_is_judged(name: str, judged):
 
 def test_a_script_for_another_device_is_told_so(judged):
     notes = judged("keyword_arguments_on_cuda")["evidence"]["notes"]
-    assert "the script is written for another kind of device and was run on cpu" in notes
+    assert "where the script names another kind of device, cpu stood in for it" in notes
 
 
 @pytest.mark.slow
