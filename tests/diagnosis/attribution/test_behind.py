@@ -295,7 +295,7 @@ def test_one_loop_that_is_right_where_its_operators_stand_alone_is_proved_by_tha
     assert (culprit.stage, culprit.rewrite) == (fault.stage, fault.rewrite)
     assert {key: culprit.details[key] for key in fault.details} == fault.details
     assert culprit.necessary is True
-    assert compiles <= MOST_COMPILES + 1  # of code for loops that are right apart, much is asked
+    assert compiles <= MOST_COMPILES + 2  # of code for loops that are right apart, much is asked
 
 
 @pytest.mark.slow
