@@ -77,6 +77,7 @@ class InstructionStep:
     gives_number: bool = False  # of dynamo's: whether it left a number or a string behind
     stores: Any = None  # of dynamo's: the variable that it stores in an attribute or a global name
     calls: CodeType | None = None  # of eager mode's: the code of the program's own that it has called by itself
+    raises: str = ""  # of eager mode's: the type of the exception that it raised
 
 
 Steps = dict[tuple[CodeType, int], list[InstructionStep]]
@@ -318,6 +319,8 @@ def record_instructions() -> Iterator[Steps]:
             if known and (store := _find_store(frame.f_code, known[-1].offset)):
                 values = {**values, **digest_each(_read_store(frame, store), read)}
             known.append(InstructionStep(frame.f_lasti, taken, values))
+        elif event == "exception" and known and _get_name(frame.f_code, known[-1].offset) != "FOR_ITER":
+            known[-1].raises = argument[0].__name__  # type: ignore[index]
         elif event == "return" and known and not frame.f_code.co_flags & inspect.CO_GENERATOR:
             known[-1].values = {"return": read(argument)}
         return follow
@@ -400,8 +403,9 @@ class PartedInstruction:
     """An instruction behind which dynamo goes on otherwise than eager mode, or has another value.
 
     ``others`` do the same in other places. ``kind`` is ``path`` (a truth, or a line), ``value``, ``gradient`` (one of
-    both values requires one), ``torch mode`` (one of torch's own is another), ``error`` (dynamo raises one), ``call``
-    (the program's own code that it calls is not traced) or ``setting`` (nothing comes of it that could part).
+    both values requires one), ``torch mode`` (one of torch's own is another), ``error`` (dynamo raises one),
+    ``handler`` (an operator raises an exception of the expected type, which the program catches), ``call`` (the
+    program's own code that it calls is not traced) or ``setting`` (nothing comes of it that could part).
     ``call`` is the number of the program's call that both are of, from 1; None where dynamo traced another one.
     """
 
@@ -458,7 +462,10 @@ def find_partings(
             if step.offset == other.offset and name is None:
                 continue
             decided = _find_deciding(theirs[:index])
-            if decided is not None and step.offset != other.offset:
+            caught = ours[index - 1].raises if index else ""
+            if decided is not None and step.offset != other.offset and _is_kept(decided, caught, raised):
+                parted.append((step.number, PartedInstruction(decided, "handler", caught, raised, call=same_call)))
+            elif decided is not None and step.offset != other.offset:
                 words = _word_truths(theirs[:index], decided, step.offset, other.offset)
                 words = words or (_word_line(code, step), _word_line(code, other))
                 parted.append((step.number, PartedInstruction(decided, "path", *words, call=same_call)))
@@ -470,13 +477,23 @@ def find_partings(
             break
         else:
             if raised and len(theirs) < len(ours) and (decided := _find_deciding(theirs)) is not None:
-                parted.append((ours[len(theirs)].number, PartedInstruction(decided, "error", "goes on", raised)))
+                caught = ours[len(theirs) - 1].raises
+                kept = _is_kept(decided, caught, raised)
+                ended = PartedInstruction(
+                    decided, "handler" if kept else "error", caught if kept else "goes on", raised
+                )
+                parted.append((ours[len(theirs)].number, ended))
     parted = [each for each in parted if each[1].call is not None] or parted
     earliest = min((number for number, _ in parted), default=None)
     first = [each for each in parted if each[0] == earliest]
     before = [each for each in special if earliest is None or each[0] <= earliest]
     known = {each.instruction.place for each in wrong}
     return [*wrong, *(each for _, each in (*before, *first) if each.instruction.place not in known)]
+
+
+def _is_kept(decided: Instruction, caught: str, raised: str) -> bool:
+    """Return whether an operator raises for dynamo, too, what the program catches, which dynamo does not hand on."""
+    return bool(caught and raised) and "Tensor" in decided.does
 
 
 def list_settings(trace: InstructionTrace) -> list[PartedInstruction]:

@@ -451,6 +451,9 @@ def _make_culprit(parted: PartedInstruction, raised: Sequence[tuple[str, int, st
     if raised and parted.kind == "error":  # what it met with in dynamo is one bug in whatever program
         file, line, function = raised[0]
         return Culprit(DYNAMO, None, function, function, source=file, line=line, site=site, details=details)
+    if parted.kind == "handler":
+        name, place = f"except {parted.expected}", find_definition(facts().dynamo.operator_errors)
+        return Culprit(DYNAMO, None, name, name, (), *place, site=site, details=details)
     module = getattr(instruction.handler, "__module__", None)
     source = get_module_file(module) if module is not None else None
     name = parted.expected if parted.kind == "call" else instruction.does

@@ -226,6 +226,9 @@ class DynamoFacts(FactTable, frozen=True):
     uncaptured: tuple[str, ...]
     jump: str
     observed: str  # how dynamo says that it has met an exception that the program does not catch
+    operator_errors: (
+        str  # where errors of operators on fake values end the capture, or become exceptions of the program
+    )
     special_functions: tuple[str, ...]
 
 

@@ -21,6 +21,7 @@ from fuzzcompile.diagnosis.engine import triage
 from fuzzcompile.diagnosis.probe import SignatureLock, probe_case
 from fuzzcompile.programs.casefiles.case_module import load_case
 from fuzzcompile.programs.scripts.reproducer import choose_script
+from fuzzcompile.report.mechanism import tell_mechanism
 
 PUBLIC = Path(__file__).parents[2] / "public_issues"
 ONLY_HERE = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the plants are of torch 2.13")
@@ -255,6 +256,37 @@ def test_code_that_dynamo_does_not_call_is_named_though_another_frame_is_compile
     monkeypatch.setattr(user_defined, "is_standard_setattr", ignored)
     report = triage(load_case(write_case(OWN_SETTER)), torch.device("cpu")).to_json()
     assert report["culprit"]["rewrite"] == "Doubled.__setattr__" and report["culprit"]["necessary"], report["culprit"]
+
+
+CATCHING = """
+import torch
+
+def program(x):
+    try:
+        y = x.{call}
+    except (IndexError, RuntimeError):
+        y = x * 0
+    return y + 1
+
+def make():
+    return program, (torch.ones(3),)
+"""
+
+
+@ONLY_HERE
+@pytest.mark.parametrize(
+    ("call", "error"), [("select(0, 7)", "IndexError"), ("softmax(5)", "IndexError"), ("view(5, 5)", "RuntimeError")]
+)
+def test_an_exception_that_the_program_catches_is_dynamos_to_hand_on(
+    call: str, error: str, write_case: Callable[..., Path]
+) -> None:
+    """Of whatever operator raises it, the bug is one: it raises in eager mode as well."""
+    report = triage(load_case(write_case(CATCHING.replace("{call}", call))), torch.device("cpu")).to_json()
+    if not report["is_bug"]:
+        pytest.skip(f"torch {torch.__version__} hands this one on")
+    culprit = report["culprit"]
+    assert culprit["rewrite"] == f"except {error}" and culprit["necessary"], culprit
+    assert "which the program catches" in tell_mechanism(report)
 
 
 class Shelf:
