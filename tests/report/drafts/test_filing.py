@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from findings import CULPRIT, SHOWN, WRONG, facts
+from triage_reports import output
 
 from fuzzcompile.corpus.models import Umbrella
 from fuzzcompile.corpus.replay.replay_history import History
@@ -96,6 +97,11 @@ def test_what_is_refused_and_what_would_change_that(fields, reason, remedy):
         {"ablations": []},  # the ladder of backends is one
         {"shown": {**SHOWN, "plain": "x = torch.ones(2)"}},  # draws no random numbers
         {"culprit": SUSPECT, "shown": {**SHOWN, "eager_only": "print(torch.ops.aten.tril(x))"}},
+        # A write that only eager makes has no value beside it to be compared with.
+        {
+            "verdict": "aliasing",
+            "evidence": {"outputs": [output("input0 after the call", finding="missing", detail="only eager has it")]},
+        },
     ],
 )
 def test_what_does_not_stand_against_filing(fields):
