@@ -23,6 +23,17 @@ class CommandStopped(Exception):
     """The caller's event was set while the command ran."""
 
 
+def yield_to_others(pid: int | str, niceness: int) -> None:
+    """Have a process that leads a session of its own yield as its niceness, of 0 to 19, asks.
+
+    Linux weighs sessions against each other, and niceness within one (sched(7), "The autogroup feature"): without this,
+    a process that is started so takes as much as any other session. Nothing where the kernel has none.
+    """
+    if niceness > 0:
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{pid}/autogroup").write_text(str(niceness), encoding="ascii")
+
+
 def _clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")} | dict(environment)
 

@@ -38,6 +38,7 @@ from fuzzcompile.model.errors import format_message
 from fuzzcompile.programs.capture.state import renew_reducer
 from fuzzcompile.run.arithmetic_modes import Float64Mode, UlpNoise
 from fuzzcompile.run.sharded_tensors import adopt_dtype
+from fuzzcompile.run.subprocesses import yield_to_others
 from fuzzcompile.run.tensors import LOW_FLOATS, StorageCopier, is_plain
 
 # How the runs beside the script differ: eager, in float64, perturbed, captured, followed.
@@ -111,6 +112,7 @@ def _convert_to_float64(leaves: Iterable[torch.Tensor]) -> torch.dtype:
 # Samples under way at once: each is a snapshot, which costs the memory that the script changes meanwhile.
 MOST_UNDER_WAY = 8
 _WAIT = 0.02
+_NICENESS = 19
 
 
 class Queue:
@@ -245,7 +247,8 @@ def contain(keep: Collection[int]) -> None:
         signal.signal(caught, signal.SIG_IGN if caught == signal.SIGINT else signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, 0)
     with contextlib.suppress(OSError):
-        os.nice(19)
+        os.nice(_NICENESS)
+    yield_to_others("self", _NICENESS)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     nowhere = os.open(os.devnull, os.O_RDWR)

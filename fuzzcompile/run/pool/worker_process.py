@@ -28,6 +28,7 @@ from fuzzcompile.run.pool.reaper import (
     list_descendants,
 )
 from fuzzcompile.run.pool.worker import DUMP_STACKS, Payload, WorkerReply
+from fuzzcompile.run.subprocesses import yield_to_others
 
 _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[2]);"
@@ -90,6 +91,7 @@ class WorkerProcess:
                 self._folder.rmdir()
                 raise
         self.pid = self._process.pid
+        yield_to_others(self.pid, os.nice(0))
         self._memory = psutil.Process(self.pid)
         reaper.watch(self.pid, self._mark)
 

@@ -737,3 +737,23 @@ def test_what_a_lost_worker_has_left_is_told_and_belongs_to_its_task():
         assert pickle.loads(pickle.dumps(failure)).left == failure.left
         next_one = pool.submit(os._exit, 1).exception(PATIENCE)
         assert isinstance(next_one, WorkerCrashed) and next_one.left == {}
+
+
+NICE = """
+import os
+from pathlib import Path
+from fuzzcompile.run.pool.reaper import Reaper
+from fuzzcompile.run.pool.worker_process import WorkerProcess
+
+os.nice(7)
+worker = WorkerProcess(Reaper(), {})
+print(Path(f"/proc/{worker.pid}/autogroup").read_text())
+worker.kill()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel does not weigh sessions")
+def test_a_worker_is_as_nice_as_who_has_started_it():
+    """A worker leads a session of its own, which the kernel weighs against all others."""
+    said = subprocess.run([sys.executable, "-c", NICE], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said.strip().endswith("nice 7")
