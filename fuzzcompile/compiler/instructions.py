@@ -461,34 +461,47 @@ def find_partings(
             name = next((name for name in names if not agree(step.values[name], other.values.get(name))), None)
             if step.offset == other.offset and name is None:
                 continue
-            decided = _find_deciding(theirs[:index])
-            caught = ours[index - 1].raises if index else ""
-            if decided is not None and step.offset != other.offset and _is_kept(decided, caught, raised):
-                parted.append((step.number, PartedInstruction(decided, "handler", caught, raised, call=same_call)))
-            elif decided is not None and step.offset != other.offset:
-                words = _word_truths(theirs[:index], decided, step.offset, other.offset)
-                words = words or (_word_line(code, step), _word_line(code, other))
-                parted.append((step.number, PartedInstruction(decided, "path", *words, call=same_call)))
-            elif decided is not None and name is not None:
-                is_tensor = (step.values[name] or ())[:1] == TENSOR
-                suspects = _list_unnamed(theirs[:index], decided) if is_tensor or _fills(decided) else [decided]
-                said = _word_values(name, step.values[name], other.values.get(name))
-                parted += [(step.number, PartedInstruction(each, *said, call=same_call)) for each in suspects]
+            found = _iter_partings(code, ours, theirs, index, name, raised)
+            parted += [(step.number, replace(each, call=same_call)) for each in found]
             break
         else:
-            if raised and len(theirs) < len(ours) and (decided := _find_deciding(theirs)) is not None:
-                caught = ours[len(theirs) - 1].raises
-                kept = _is_kept(decided, caught, raised)
-                ended = PartedInstruction(
-                    decided, "handler" if kept else "error", caught if kept else "goes on", raised
-                )
-                parted.append((ours[len(theirs)].number, ended))
+            if raised and len(theirs) < len(ours):
+                parted += [(ours[len(theirs)].number, each) for each in _iter_endings(ours, theirs, raised)]
     parted = [each for each in parted if each[1].call is not None] or parted
     earliest = min((number for number, _ in parted), default=None)
     first = [each for each in parted if each[0] == earliest]
     before = [each for each in special if earliest is None or each[0] <= earliest]
     known = {each.instruction.place for each in wrong}
     return [*wrong, *(each for _, each in (*before, *first) if each.instruction.place not in known)]
+
+
+def _iter_partings(
+    code: CodeType, ours: list[InstructionStep], theirs: list[InstructionStep], at: int, name: str | None, raised: str
+) -> Iterator[PartedInstruction]:
+    """What may have decided that the steps go on otherwise, or that a name stands for another value."""
+    step, other, decided = ours[at], theirs[at], _find_deciding(theirs[:at])
+    caught = ours[at - 1].raises if at else ""
+    if decided is not None and step.offset != other.offset and _is_kept(decided, caught, raised):
+        yield PartedInstruction(decided, "handler", caught, raised)
+    elif decided is not None and step.offset != other.offset:
+        words = _word_truths(theirs[:at], decided, step.offset, other.offset)
+        yield PartedInstruction(decided, "path", *(words or (_word_line(code, step), _word_line(code, other))))
+    elif decided is not None and name is not None:
+        is_tensor = (step.values[name] or ())[:1] == TENSOR
+        suspects = _list_unnamed(theirs[:at], decided) if is_tensor or _fills(decided) else [decided]
+        said = _word_values(name, step.values[name], other.values.get(name))
+        yield from (PartedInstruction(each, *said) for each in suspects)
+
+
+def _iter_endings(
+    ours: list[InstructionStep], theirs: list[InstructionStep], raised: str
+) -> Iterator[PartedInstruction]:
+    """What dynamo's steps end with, by an error, where those of eager mode go on."""
+    decided, caught = _find_deciding(theirs), ours[len(theirs) - 1].raises if theirs else ""
+    if decided is not None and _is_kept(decided, caught, raised):
+        yield PartedInstruction(decided, "handler", caught, raised)
+    elif decided is not None:
+        yield PartedInstruction(decided, "error", "goes on", raised)
 
 
 def _is_kept(decided: Instruction, caught: str, raised: str) -> bool:
