@@ -291,11 +291,12 @@ _PASS_COLUMNS = ("stage", "kind", "name", "pass", "on", "fired", "refused", "sou
 def _list_rules(
     *, stage: str | None, device: str, target: str | None, location: str | None, never: bool, as_json: bool
 ) -> int:
+    if stage is not None and stage not in STAGES:
+        raise UsageError(f"--stage {stage}: with --rules it is one of {', '.join(STAGES)}.")
+
     from fuzzcompile.analyses.coverage import list_rules
     from fuzzcompile.run.device import resolve_device
 
-    if stage is not None and stage not in STAGES:
-        raise UsageError(f"--stage {stage}: with --rules it is one of {', '.join(STAGES)}.")
     rows, corpus = list_rules(resolve_device(choose_running_device(device, target)), location, target=target)
     if corpus is None and never:
         click.echo("fuzzcompile: there is no corpus, so nothing was seen to fire; name one with --corpus.", err=True)
