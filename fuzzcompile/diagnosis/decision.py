@@ -28,6 +28,7 @@ from fuzzcompile.model.contract import EAGER, TargetJson
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import PRE_GRAD
 from fuzzcompile.model.thresholds import (
+    AS_WRONG,
     GROSS_ERROR,
     HIDDEN_ULPS,
     HIDEABLE_STEP,
@@ -185,7 +186,7 @@ def _is_like_noise(trial: Trial, experiments: Experiments) -> bool:
 def _is_far_in_noise(comparison: Comparison, noise: list[Judgement]) -> bool:
     found = (each for run in noise for each in run.comparisons if each.name == comparison.name)
     errors = sorted(each.rms_error_compiled for each in found if each.finding in ("far", "wild"))
-    return len(errors) >= _LOOK_WRONG and comparison.rms_error_compiled <= _AS_WRONG * errors[-_LOOK_WRONG]
+    return len(errors) >= _LOOK_WRONG and comparison.rms_error_compiled <= AS_WRONG * errors[-_LOOK_WRONG]
 
 
 def _looks_wrong_in_noise(name: str, compiled: Observation, experiments: Experiments, noise: list[Judgement]) -> bool:
@@ -200,7 +201,6 @@ def _looks_wrong_in_noise(name: str, compiled: Observation, experiments: Experim
 
 
 _LOOK_WRONG = 2  # perturbed runs, of 16, in which an output has to look wrong
-_AS_WRONG = 2.0  # times the error of the second worst of them may be that of the compiled run
 
 
 def _decide_within_rounding(experiments: Experiments, trial: Trial, semantic: Sequence[Step]) -> Decision:
