@@ -478,7 +478,7 @@ def find_partings(
 def _iter_partings(
     code: CodeType, ours: list[InstructionStep], theirs: list[InstructionStep], at: int, name: str | None, raised: str
 ) -> Iterator[PartedInstruction]:
-    """What may have decided that the steps go on otherwise, or that a name stands for another value."""
+    """Find what may have decided that the steps go on otherwise, or that a name stands for another value."""
     step, other, decided = ours[at], theirs[at], _find_deciding(theirs[:at])
     caught = ours[at - 1].raises if at else ""
     if decided is not None and step.offset != other.offset and _is_kept(decided, caught, raised):
@@ -496,7 +496,7 @@ def _iter_partings(
 def _iter_endings(
     ours: list[InstructionStep], theirs: list[InstructionStep], raised: str
 ) -> Iterator[PartedInstruction]:
-    """What dynamo's steps end with, by an error, where those of eager mode go on."""
+    """Find what dynamo's steps end with, by an error, where those of eager mode go on."""
     decided, caught = _find_deciding(theirs), ours[len(theirs) - 1].raises if theirs else ""
     if decided is not None and _is_kept(decided, caught, raised):
         yield PartedInstruction(decided, "handler", caught, raised)
