@@ -437,7 +437,8 @@ def find_partings(
 
     ``call`` is the number of eager mode's call: what dynamo traced in the same one comes before anything else.
     """
-    traced, entered = trace.steps, {code for code, _ in trace.steps}
+    traced = trace.steps
+    entered = {code for code, _ in traced}
     trace.tensors.compare_with(list_summaries(next((steps[0].values for steps in eager.values() if steps), {})))
     wrong = [
         PartedInstruction(each, "value", word_digest(ours), word_digest(theirs), call=call)

@@ -375,11 +375,11 @@ def survives_float64(experiments: Experiments, native: Judgement) -> bool | None
 
     None if it cannot be run there, draws other numbers when compiled, or is wrong there alone. One compile, made once.
     """
-    if experiments.in_float64 is None:
+    judged = experiments.in_float64
+    if judged is None:
         return None
-    found = _list_float64_findings(experiments.in_float64)
-    own = _list_float64_faults(experiments, native)
-    return True if len(found) > len(own) else None if own else False
+    found = [_is_of_float64_alone(c, native) for c in _list_float64_findings(judged)]
+    return None if found and all(found) else bool(found)
 
 
 def _list_float64_findings(judged: Judgement) -> list[Comparison]:
@@ -391,30 +391,25 @@ def _list_float64_findings(judged: Judgement) -> list[Comparison]:
     ]
 
 
-def _list_float64_faults(experiments: Experiments, native: Judgement) -> list[Comparison]:
-    """What is wrong in float64 alone: natively, less than a share of it is seen, which rounding could not hide."""
-    seen = {c.name: c for c in native.comparisons}
-
-    def is_own(c: Comparison) -> bool:
-        natively = seen.get(c.name)
-        if natively is None:
-            return False
-        if c.finding != "far" or natively.finding in ("integer", "nonfinite"):
-            return natively.finding in AGREEING
-        return natively.relative_error < NATIVE_SHARE * c.relative_error
-
-    return (
-        [] if experiments.in_float64 is None else list(filter(is_own, _list_float64_findings(experiments.in_float64)))
-    )
+def _is_of_float64_alone(found: Comparison, native: Judgement) -> bool:
+    """Return whether less than a share of what is wrong in float64 is seen natively, which rounding could not hide."""
+    natively = next((c for c in native.comparisons if c.name == found.name), None)
+    if natively is None:
+        return False
+    if found.finding != "far" or natively.finding in ("integer", "nonfinite"):
+        return natively.finding in AGREEING
+    return natively.relative_error < NATIVE_SHARE * found.relative_error
 
 
 def describe_float64_fault(experiments: Experiments, native: Judgement) -> str | None:
     """Say that the program compiled in float64 is wrong by itself, where that was seen; None where it was not."""
-    faults = _list_float64_faults(experiments, native) if experiments.knows_float64 else []
-    if not faults:
+    judged = experiments.in_float64 if experiments.knows_float64 else None
+    found = () if judged is None else _list_float64_findings(judged)
+    fault = next((c for c in found if _is_of_float64_alone(c, native)), None)
+    if fault is None:
         return None
     return (
-        f"compiled in float64, {faults[0].name} is wrong by more than here: that is another bug, which a run of the "
+        f"compiled in float64, {fault.name} is wrong by more than here: that is another bug, which a run of the "
         "program in float64 shows"
     )
 

@@ -78,8 +78,6 @@ def refuse_lasting_state(experiments: Experiments) -> None:
 
 
 _OTHER_VALUES: Collection[Finding] = ("integer", "shape", "dtype", "alias")
-FORMS: Collection[Finding] = (*_OTHER_VALUES, "stride", "requires_grad")
-"""Findings that make two runs differ though their values are the same."""
 
 
 def find_difference(

@@ -22,11 +22,12 @@ from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.compiler.watch.recorder import Recorder
 from fuzzcompile.diagnosis.decision import Decision
 from fuzzcompile.diagnosis.engine import JudgedTrial, Spending
-from fuzzcompile.diagnosis.refusals import FORMS, find_difference
+from fuzzcompile.diagnosis.refusals import find_difference
 from fuzzcompile.diagnosis.stale_calls import Attempt, explain_cached_graph, explain_stale_call
 from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.model.verdicts import FORMS
 from fuzzcompile.programs.capture.case_loader import ALSO_COMPILED, NOT_REACHED, ScriptRun
 from fuzzcompile.programs.capture.interception import (
     CallReached,
@@ -248,7 +249,7 @@ class _Look:
         before = fingerprint_streams()
         eager = self._observe(case, case.make()[0])
         compiled = self._observe_compiled(record, case)
-        self.right = not _differ(eager, compiled)
+        self.right = _agree(eager, compiled)
         if number == self.until:
             self.ledger = self._recorders[_find_code(record.target)].ledger
             return True
@@ -259,12 +260,12 @@ class _Look:
         if self.together:
             self.parting.append(number)
             return False
-        if _differ(eager, self._observe(case, case.make()[0])):
+        if eager.failure is None and not _agree(eager, self._observe(case, case.make()[0])):
             return False  # it does not do the same twice in eager mode
         self.parted = number
         torch._dynamo.reset()
         fresh = self._observe_compiled(record, case, fresh=True)
-        if not _differ(eager, fresh):
+        if _agree(eager, fresh):
             self.stale = self._judge(case, compiled)
         return True
 
@@ -324,11 +325,9 @@ def _ring(seconds: float, then: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)  # None: set outside of Python
 
 
-def _differ(eager: Observation, other: Observation) -> bool:
-    """Return whether two runs of a call are apart in any way that a report tells."""
-    if eager.failure is not None or other.failure is not None:
-        return bool(eager.failure) != bool(other.failure)
-    return find_difference(eager, other, FORMS) is not None
+def _agree(eager: Observation, other: Observation) -> bool:
+    """Return whether two runs of a call are alike in all that a report tells, layouts too; one that raises never is."""
+    return find_difference(eager, other, (*FORMS, "integer", "alias")) is None and eager.failure is None
 
 
 # An alarm in no time at all would never ring.
