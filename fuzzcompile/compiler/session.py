@@ -57,7 +57,7 @@ from fuzzcompile.model.contract import COMPILE, EXPORTED
 from fuzzcompile.model.errors import CaseError
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DYNAMO
-from fuzzcompile.run.case import CompileSettings
+from fuzzcompile.run.case import CompiledByParts, CompileSettings
 from fuzzcompile.run.observation import Failure
 from fuzzcompile.run.raise_sites import describe_errors, find_raise_site
 
@@ -246,6 +246,8 @@ class CompileSession:
 
     def compile(self, target: Callable[..., object]) -> Callable[..., Any]:
         """``torch.compile`` of ``target`` with the case's settings, or what stands for it on another path."""
+        if isinstance(target, CompiledByParts):
+            return target.compile_by_parts(lambda part, settings: replace(self, settings=settings).compile(part))
         compiled, anew = self._compile(target), self.how.get(CompiledAnew)
         if anew is None and self.how.get(WatchedInstructions) is not None:
             anew = CompiledAnew(facts=())  # the calls are counted, and none compiles anew

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import signal
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +34,7 @@ from fuzzcompile.programs.capture.interception import (
     record_call,
     roots_of_call,
 )
+from fuzzcompile.programs.capture.script_process import ring
 from fuzzcompile.programs.capture.state import Ambient, PresentState
 from fuzzcompile.programs.casefiles.case_file import CaseFile
 from fuzzcompile.run.case import Arguments, Case
@@ -123,55 +121,6 @@ def look_together(case: Case, device: torch.device, file: CaseFile, port: int, s
 _NOT_ALONE = "it shows behind the calls before it, and not in that call compiled alone"
 
 
-def makes_one_call(source: str) -> bool:
-    """Return whether a script's text shows that it calls what it compiles once, outside of loops and functions."""
-    tree = ast.parse(source)
-    names = {
-        target.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and _compiles(node.value)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    names |= {
-        node.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and any(map(_compiles, node.decorator_list))
-    }
-    compiling = sum(_compiles(node) for node in ast.walk(tree) if isinstance(node, ast.Call))
-    used = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in names and _is_read(node)]
-    plain = [node for statement in tree.body if not isinstance(statement, _AGAIN) for node in _walk_once(statement)]
-    called = [node.func for node in plain if isinstance(node, ast.Call)]  # and not given to another function
-    if not used:  # what is compiled is called at once, if at all
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _compiles(node.func, within=False)]
-        return len(calls) == 1 and bool(calls[0].args) and calls[0] in called
-    return compiling <= 1 and len(used) == 1 and any(function is used[0] for function in called)
-
-
-_AGAIN = (
-    *(ast.For, ast.While, ast.AsyncFor, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda),
-    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
-)
-
-
-def _walk_once(node: ast.AST) -> list[ast.AST]:
-    """The parts of a statement that run at most once when it does."""
-    parts: list[ast.AST] = [node]
-    for child in ast.iter_child_nodes(node):
-        parts += [] if isinstance(child, _AGAIN) else _walk_once(child)
-    return parts
-
-
-def _compiles(node: ast.AST, *, within: bool = True) -> bool:
-    """Return whether a node, or one within it, is a function that compiles."""
-    parts = ast.walk(node) if within else [node]
-    return any(isinstance(part, ast.Attribute) and part.attr in ("compile", "optimize") for part in parts)
-
-
-def _is_read(node: ast.Name) -> bool:
-    return isinstance(node.ctx, ast.Load)
-
-
 @dataclass
 class _Look:
     """One execution of a script in which calls are made eagerly and compiled, each from the state that it is made in.
@@ -207,7 +156,7 @@ class _Look:
         self.run = ScriptRun(self.file, self.device, visit=self._visit)
         with contextlib.ExitStack() as stack:
             self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fuzzcompile-")))
-            stack.enter_context(_ring(self.deadline - time.monotonic(), self._end_in_time))
+            stack.enter_context(ring(self.deadline - time.monotonic(), self._end_in_time))
             self.run.execute()
 
     def _end_in_time(self) -> None:
@@ -310,28 +259,9 @@ class _Look:
         self.hit = tuple(dict.fromkeys((*self.hit, *hit)))
 
 
-@contextlib.contextmanager
-def _ring(seconds: float, then: Callable[[], None]) -> Iterator[None]:
-    """Call ``then`` after so many seconds of the block, in the main thread; in another, which has no alarm, never."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
-        yield
-        return
-    before = signal.signal(signal.SIGALRM, lambda number, frame: then())
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, _SOON_SECONDS))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)  # None: set outside of Python
-
-
 def _agree(eager: Observation, other: Observation) -> bool:
     """Return whether two runs of a call are alike in all that a report tells, layouts too; one that raises never is."""
     return find_difference(eager, other, (*FORMS, "integer", "alias")) is None and eager.failure is None
-
-
-# An alarm in no time at all would never ring.
-_SOON_SECONDS = 0.01
 
 
 def _find_code(target: Callable[..., Any]) -> object:

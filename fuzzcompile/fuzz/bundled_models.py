@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import platformdirs
 
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
-from fuzzcompile.model.tables import read_table
+from fuzzcompile.model.package_files import read_table
 
 _TIMM = "timm/"
 
@@ -113,7 +113,7 @@ def render_case(name: str, *, training: bool = False, size: Size = "tiny", dtype
     The file needs torch and the library that defines the architecture, and no network. In ``training`` it has labels
     and a backward pass; ``dtype`` is that of parameters and floating inputs, as torch names it.
     """
-    from fuzzcompile.model.templates import get_template
+    from fuzzcompile.model.package_files import get_template
 
     chosen = find_architecture(name)
     arguments = {

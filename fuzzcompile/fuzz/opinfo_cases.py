@@ -30,7 +30,7 @@ from fuzzcompile.fuzz.opinfo_cells import (
     SizeClass,
 )
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
-from fuzzcompile.model.templates import get_template
+from fuzzcompile.model.package_files import get_template
 from fuzzcompile.programs.ir.case_source import format_literal
 from fuzzcompile.run.device import seed_everything
 from fuzzcompile.run.tensors import is_inexact, is_plain

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from fuzzcompile.fuzz.case_survey import Survey, SurveyedInput
 from fuzzcompile.model.compiler_toggles import collect_configs, collect_options, find_toggle, list_acting
-from fuzzcompile.model.templates import get_template
+from fuzzcompile.model.package_files import get_template
 from fuzzcompile.programs.edits.tensor_values import LAYOUTS, VALUES, fill_expression, find_functions
 
 # Operators on the text of a program: near misses of it, made by replacing pieces of its source.

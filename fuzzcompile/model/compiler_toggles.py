@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fuzzcompile.model.facts import facts
-from fuzzcompile.model.tables import read_table
+from fuzzcompile.model.package_files import read_table
 
 NEUTRAL = ("fallback_random",)
 """Settings that make eager and compiled comparable, and change nothing else."""

@@ -64,10 +64,14 @@ class OutputJson(TypedDict, total=False):
     error_map: ErrorMapJson  # for pages only, the errors in cells
 
 
+WHOLE = 0
+"""The number of a script's call that stands for all of the script."""
+
+
 class LaterCallJson(TypedDict):
     """A later call of a script, judged by itself because it parts from eager mode."""
 
-    number: int  # from 1
+    number: int  # from 1; 0 is the whole script, for what it raises behind its calls
     dynamic: bool  # compiled with open sizes, as dynamo compiles anew once a size has changed
 
 

@@ -228,3 +228,8 @@ def _read_partners(sentence: str) -> tuple[str, ...]:
     if not names or names.endswith(" only"):  # all of them are partners in the other run as well
         return ()
     return tuple(_MORE.sub("", names).split(", "))
+
+
+def count_noun(number: int, noun: str) -> str:
+    """Return ``number`` and a ``noun`` with a regular plural: "1 case", "2 cases"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

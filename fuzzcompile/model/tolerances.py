@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.package_files import read_table
 from fuzzcompile.model.profile_contract import ToleranceJson
-from fuzzcompile.model.tables import read_table
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from fuzzcompile.model.contract import EvidenceJson, ReportJson, read_target
+from fuzzcompile.model.evidence import count_noun
 from fuzzcompile.model.hints import CommandSubject
+from fuzzcompile.model.package_files import read_table
 from fuzzcompile.model.privacy import scrub
 from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.stages import CODEGEN, LOWERING, SCHEDULER
-from fuzzcompile.model.tables import read_table
 from fuzzcompile.model.verdicts import HARMLESS, VALUES
-from fuzzcompile.model.words import count_noun
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.machines import Machines

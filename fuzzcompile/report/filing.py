@@ -10,11 +10,10 @@ from typing import NamedTuple
 from fuzzcompile.corpus.replay.replay_history import ReplayStatus, order, public
 from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.custom import is_custom
-from fuzzcompile.model.evidence import RANDOM_STATE
+from fuzzcompile.model.evidence import RANDOM_STATE, count_noun
 from fuzzcompile.model.hints import CommandSubject, format_command
 from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.verdicts import ERRORS, VALUES, Verdict
-from fuzzcompile.model.words import count_noun
 from fuzzcompile.report.circumstances import several
 from fuzzcompile.report.finding_facts import IssueFacts, case_part
 from fuzzcompile.report.proof import format_entry, tried_for_draft

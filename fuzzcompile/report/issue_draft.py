@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from fuzzcompile.model.culprit_contract import read_details
+from fuzzcompile.model.package_files import get_environment
 from fuzzcompile.model.privacy import fold_lines, scrub
 from fuzzcompile.model.severity import Severity
-from fuzzcompile.model.templates import get_environment
 from fuzzcompile.model.verdicts import NO_CAUSE, VALUES, Verdict
 from fuzzcompile.report import proof, wording
 from fuzzcompile.report.circumstances import WORDS, seen_on, versions

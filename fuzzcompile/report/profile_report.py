@@ -16,8 +16,8 @@ from rich.text import Text
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.model.hints import CommandSubject
+from fuzzcompile.model.package_files import get_environment as templates
 from fuzzcompile.model.profile_contract import AttentionCallJson, LayerJson, ProfileJson
-from fuzzcompile.model.templates import get_environment as templates
 from fuzzcompile.model.versions import __version__
 from fuzzcompile.report import verdict_text as triaged
 from fuzzcompile.report.charts import Panel, Series, chart

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch.utils import _pytree as pytree
@@ -46,6 +46,21 @@ class CompileSettings:
     def own_config(self) -> dict[str, object]:
         """The entries of Inductor's config that the case sets itself, in ``inductor`` or in ``options``."""
         return {**self.inductor, **self.options}
+
+
+CompilePart: TypeAlias = Callable[[Callable[..., object], CompileSettings], Callable[..., object]]
+
+
+class CompiledByParts:
+    """A case's callable that is not compiled as a whole: it compiles parts of itself, each under its own settings."""
+
+    def __call__(self) -> object:
+        """Run it in eager mode."""
+        raise NotImplementedError
+
+    def compile_by_parts(self, compile_part: CompilePart) -> Callable[..., object]:
+        """The callable with its parts compiled so."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from plants.guards import FAULTS
 from torch._inductor import lowering
 
 from fuzzcompile.diagnosis.probe import SignatureLock
-from fuzzcompile.diagnosis.script_calls import makes_one_call
 from fuzzcompile.diagnosis.worker.judge import judge_file
 from fuzzcompile.diagnosis.worker.minimization import CandidateTools, make_job
 from fuzzcompile.diagnosis.worker.minimize_task import LocalAsker
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.judge_task import JudgeTask
+from fuzzcompile.programs.capture.script_text import makes_one_call
 from fuzzcompile.programs.shrink.minimize import minimize
 from fuzzcompile.programs.shrink.search import SearchBudget
 

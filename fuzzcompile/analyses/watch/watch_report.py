@@ -14,7 +14,7 @@ from rich.table import Table
 from fuzzcompile.analyses.watch.step_records import StepReport, Summary, calls_collectives, losses, wrong_by_value
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.hints import format_command
-from fuzzcompile.model.templates import get_environment as templates
+from fuzzcompile.model.package_files import get_environment as templates
 from fuzzcompile.model.versions import __version__
 from fuzzcompile.report.charts import Panel, Series, chart
 from fuzzcompile.report.pages.case_page import render_section

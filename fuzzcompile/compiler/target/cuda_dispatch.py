@@ -27,7 +27,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.model.errors import EnvironmentUnfit
-from fuzzcompile.model.tables import read_table
+from fuzzcompile.model.package_files import read_table
 from fuzzcompile.run.subprocesses import capture_output
 
 # Kernels of ATen that a process which compiles for a target has besides torch's own, until it ends.

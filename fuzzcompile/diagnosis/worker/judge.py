@@ -28,15 +28,22 @@ from fuzzcompile.diagnosis.worker.ledger_files import dump_ledger
 from fuzzcompile.diagnosis.worker.rank_processes import seat_ranks
 from fuzzcompile.diagnosis.worker.worker_loss import leave_eager, leave_report
 from fuzzcompile.model.conditions import Conditions
-from fuzzcompile.model.contract import EAGER, LaterCallJson, ReportJson, read_target
+from fuzzcompile.model.contract import EAGER, WHOLE, LaterCallJson, ReportJson, read_target
 from fuzzcompile.model.errors import CaseError, EnvironmentUnfit, MachineUnfit, format_message
 from fuzzcompile.model.focus_plan import FocusObservation
 from fuzzcompile.model.judge_task import JudgeResult, JudgeTask
 from fuzzcompile.model.signatures import drop_fingerprint
 from fuzzcompile.model.targets import find_target
-from fuzzcompile.model.verdicts import HARMLESS
-from fuzzcompile.programs.capture.case_loader import load, load_later_call
+from fuzzcompile.model.verdicts import HARMLESS, Verdict
+from fuzzcompile.programs.capture.case_loader import load
 from fuzzcompile.programs.capture.script_process import preserve_process
+from fuzzcompile.programs.capture.script_text import makes_one_call, tests_results
+from fuzzcompile.programs.capture.whole_script import (
+    MOST_SECONDS,
+    find_ending,
+    load_later_call,
+    make_whole_case,
+)
 from fuzzcompile.programs.casefiles.case_file import CaseFile, count_processes, read_case_file
 from fuzzcompile.run.attention_backends import MATH_ONLY, force_math_kernel
 from fuzzcompile.run.case import Case
@@ -269,11 +276,13 @@ def _judge_together(
         progress.file = file
         with lead():
             report = judge_case(case, progress, device, deadline)
-            if call is not None or report.is_bug or not _has_later_calls(file, task):
+            if call is not None or report.is_bug or not _asks_for_whole_script(file, task):
                 return report, ()
-            if task.nproc is None:
-                return _judge_later_calls(report, file, progress, device, deadline), ()
-            return _look_together(report, file, case, device, deadline)
+            if task.nproc is not None:
+                return _look_together(report, file, case, device, deadline) if _has_later_calls(file) else (report, ())
+            if _has_later_calls(file):
+                report = _judge_later_calls(report, file, progress, device, deadline)
+            return report if report.is_bug else _judge_ending(report, file, case, progress, device, deadline), ()
 
 
 def ask_for_processes(task: JudgeTask) -> JudgeTask:
@@ -337,13 +346,14 @@ _MOST_JUDGED = 3
 _LEAST_SECONDS = 40.0
 
 
-def _has_later_calls(file: CaseFile, task: JudgeTask) -> bool:
-    """Return whether the answer on a task is to be about calls behind the first, too, and there may be any."""
+def _asks_for_whole_script(file: CaseFile, task: JudgeTask) -> bool:
+    """Return whether the answer on a task is to be about what a script does behind its first call, too."""
     asked = task.call is None and task.module is None and task.against == "eager" and task.contract != "bitwise"
-    if not asked or file.kind not in ("script", "notebook") or current_target() is not None:
-        return False
-    from fuzzcompile.diagnosis.script_calls import makes_one_call
+    return asked and file.kind in ("script", "notebook") and current_target() is None
 
+
+def _has_later_calls(file: CaseFile) -> bool:
+    """Return whether there may be compiled calls behind a script's first."""
     return not makes_one_call(file.source)
 
 
@@ -390,6 +400,40 @@ def _judge_later_calls(
         if shown is not None and (later.is_bug or later.verdict in HARMLESS):
             return shown  # else what it shows is no bug where it is judged in full
         ignored.append(looked.parts)
+
+
+def _judge_ending(
+    first: TriageReport,
+    file: CaseFile,
+    case: Case,
+    progress: CaseProgress,
+    device: torch.device,
+    deadline: float | None,
+) -> TriageReport:
+    """The answer on a script whose calls are right: on the exception that it raises with their results, if it does.
+
+    A check of the script's own that fails compiled alone is no bug by itself, and is told.
+    """
+    if not tests_results(file.source):
+        return first
+    say("running the script to its end")
+    ends = time.monotonic() + MOST_SECONDS
+    ending = find_ending(file, device, ends if deadline is None else min(ends, deadline))
+    if ending is None:
+        return replace(first, notes=(*first.notes, "the script was not run to its end: that took too long"))
+    if ending.parting is not None:
+        whole = judge_case(make_whole_case(case, file, device, ending.parting), progress, device, deadline)
+        if whole.is_bug:
+            return replace(whole, call={"number": WHOLE, "dynamic": False})
+        said = f"to its end, the script is {whole.verdict}: {whole.detail or whole.failure}"
+        return replace(first, notes=(*first.notes, said))
+    if ending.check is not None:
+        place = file.place(ending.check.line)
+        said = f"compiled, the script's own check fails at {place} ({ending.check.kind}), and in eager mode it does not"
+        # Of one that asks for equal bits, rounding is all that there need be.
+        confidence = first.confidence if first.verdict is Verdict.ROUNDING else "low"
+        return replace(first, confidence=confidence, notes=(*first.notes, said))
+    return first
 
 
 def open_more(workers: int) -> WorkerPool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fuzzcompile.compiler.graph_text import diff_graphs, format_graph, list_user_lines
 from fuzzcompile.compiler.watch.ledger import GraphRecord, Ledger, Rewrite
-from fuzzcompile.model.templates import get_template
+from fuzzcompile.model.package_files import get_template
 
 _ALL = 100_000  # lines of a diff: files have room
 

@@ -28,7 +28,8 @@ from fuzzcompile.model.errors import FuzzcompileError
 from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.model.signatures import hash_source
 from fuzzcompile.model.verdicts import Verdict
-from fuzzcompile.programs.capture.case_loader import load, load_later_call
+from fuzzcompile.programs.capture.case_loader import load
+from fuzzcompile.programs.capture.whole_script import load_later_call
 from fuzzcompile.programs.casefiles.case_file import count_processes, defines_make, read_case_file
 from fuzzcompile.programs.ir.case_source import CaseText
 from fuzzcompile.programs.ir.evaluation import evaluate, guard_runs

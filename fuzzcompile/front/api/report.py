@@ -13,7 +13,7 @@ from rich.text import Text
 from fuzzcompile.model.contract import ReportJson, ReportMalformed, WhereJson, check_report, read_target
 from fuzzcompile.model.culprit_contract import CulpritJson
 from fuzzcompile.model.errors import UsageError
-from fuzzcompile.model.templates import get_template
+from fuzzcompile.model.package_files import get_template
 from fuzzcompile.report.circumstances import circumstances, several
 from fuzzcompile.report.finding_facts import IssueFacts
 from fuzzcompile.report.proof import error_rows, name_role, workaround_with_cost

@@ -25,8 +25,8 @@ from fuzzcompile.front.cli.finding_output import (
 from fuzzcompile.front.cli.folded_help import FoldedCommand
 from fuzzcompile.model import hints
 from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.evidence import count_noun
 from fuzzcompile.model.privacy import strip_password
-from fuzzcompile.model.words import count_noun
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.imports import Copied

@@ -191,8 +191,8 @@ def _write_report(path: Path, table: CoverageTable, patterns: AttentionCoverage 
 
     from fuzzcompile.analyses.coverage import RULES
     from fuzzcompile.fuzz.campaign.budget import format_duration
+    from fuzzcompile.model.package_files import get_template
     from fuzzcompile.model.privacy import scrub
-    from fuzzcompile.model.templates import get_template
     from fuzzcompile.model.versions import __version__
     from fuzzcompile.report.circumstances import versions
     from fuzzcompile.report.output_files import write_whole

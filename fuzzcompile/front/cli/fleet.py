@@ -15,8 +15,8 @@ from fuzzcompile.front.cli import options
 from fuzzcompile.front.cli.case_arguments import open_corpus
 from fuzzcompile.front.cli.finding_output import format_columns
 from fuzzcompile.front.cli.folded_help import FoldedCommand
+from fuzzcompile.model.evidence import count_noun
 from fuzzcompile.model.hints import format_command
-from fuzzcompile.model.words import count_noun
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.fleet import Fleet, FleetCampaign, State

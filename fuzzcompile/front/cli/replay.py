@@ -20,8 +20,8 @@ from fuzzcompile.front.cli.folded_help import FoldedCommand
 from fuzzcompile.model import hints
 from fuzzcompile.model.conditions import Conditions, Limits, choose_running_device
 from fuzzcompile.model.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.model.evidence import count_noun
 from fuzzcompile.model.settings import FiniteRange, read_settings
-from fuzzcompile.model.words import count_noun
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus.replay.replay_engine import Result

@@ -11,7 +11,7 @@ from typing import Literal
 
 from fuzzcompile.fuzz.aliased_programs.layouts import VIEWS, Layout, View
 from fuzzcompile.fuzz.generation.spec import AliasedProgram, Pen
-from fuzzcompile.model.tables import read_rows
+from fuzzcompile.model.package_files import read_rows
 
 Kind = Literal["int", "float", "differentiated"]
 Other = Literal["any", "equal"]

@@ -25,8 +25,8 @@ from fuzzcompile.fuzz.campaign.campaign_events import (
     Trouble,
 )
 from fuzzcompile.fuzz.cluster.cluster_state import ClusterChange
+from fuzzcompile.model.evidence import count_noun
 from fuzzcompile.model.hints import CommandSubject, format_command
-from fuzzcompile.model.words import count_noun
 from fuzzcompile.report.circumstances import counted_line, divided
 
 _PLAIN_INTERVAL = 10.0

@@ -12,8 +12,8 @@ from fuzzcompile.fuzz.campaign.case_sources import DrawnCase
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.culprit_contract import CulpritJson
 from fuzzcompile.model.custom import LoadedCustom
+from fuzzcompile.model.evidence import count_noun
 from fuzzcompile.model.verdicts import NO_REFERENCE, CoverageCount, Verdict
-from fuzzcompile.model.words import count_noun
 
 # Kinds of programs by the first word of an idiom, or by where a case comes from.
 _KINDS = {

@@ -41,8 +41,8 @@ from fuzzcompile.fuzz.cluster.cluster_state import ClusterAddress, ClusterChange
 from fuzzcompile.fuzz.cluster.dask_client import connect
 from fuzzcompile.model.conditions import Conditions
 from fuzzcompile.model.errors import EnvironmentUnfit, FuzzcompileError, UsageError, describe_error, format_message
+from fuzzcompile.model.evidence import count_noun
 from fuzzcompile.model.judge_task import NamedFunction, WorkerDescription
-from fuzzcompile.model.words import count_noun
 from fuzzcompile.run.pool.worker import WorkerCrashed, WorkerStartFailed, WorkerStopped
 from fuzzcompile.run.pool.worker_pool import Call, TaskOptions, TaskPool, WorkerState
 

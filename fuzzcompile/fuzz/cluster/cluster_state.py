@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from fuzzcompile.model.errors import UsageError, format_message
-from fuzzcompile.model.words import count_noun
+from fuzzcompile.model.evidence import count_noun
 
 _SCHEMES = ("tcp", "tls", "ws", "wss")
 _PORT = 8786  # Dask's own default

@@ -22,7 +22,7 @@ from fuzzcompile.fuzz.distributed_programs.grammar import (
 )
 from fuzzcompile.fuzz.distributed_programs.sharded_programs import draw_sharded
 from fuzzcompile.fuzz.generation.spec import COLLECTIVES, PLANNED, WRAPPED, DistributedProgram, Pen, Weights
-from fuzzcompile.model.tables import read_rows
+from fuzzcompile.model.package_files import read_rows
 
 Gives = Literal["alike", "gathered", "scattered", "row"]
 

@@ -17,7 +17,7 @@ from fuzzcompile.fuzz.generation.spec import (
     Pen,
     Weights,
 )
-from fuzzcompile.model.tables import read_rows
+from fuzzcompile.model.package_files import read_rows
 
 MOST_PROCESSES, MOST_IMITATED = 4, 64
 """The processes that run a program; of more, up to that number, all but one are imitated."""

@@ -10,7 +10,7 @@ from typing import Literal
 
 from fuzzcompile.fuzz.distributed_programs.grammar import MESH_IMPORT, draw_mesh
 from fuzzcompile.fuzz.generation.spec import DistributedProgram, Pen
-from fuzzcompile.model.tables import read_rows
+from fuzzcompile.model.package_files import read_rows
 
 Shape = tuple[int, ...]
 

@@ -20,7 +20,7 @@ from fuzzcompile.fuzz.idioms.registry import find_attention_traits, idiom, idiom
 from fuzzcompile.fuzz.near_misses.near_miss_registry import find_detour
 from fuzzcompile.model.compiler_toggles import list_acting
 from fuzzcompile.model.contract import AOTI, COMPILE, EXPORTED
-from fuzzcompile.model.templates import get_template
+from fuzzcompile.model.package_files import get_template
 from fuzzcompile.programs.edits.tensor_values import LAYOUTS, fill_expression, format_tuple, join_sizes
 
 

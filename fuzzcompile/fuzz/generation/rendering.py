@@ -37,7 +37,7 @@ from fuzzcompile.fuzz.near_misses.near_miss_registry import find_detour
 from fuzzcompile.fuzz.stateful_programs.source import list_imports, render_reset, render_run, render_state, uses_name
 from fuzzcompile.model.compiler_toggles import collect_configs, collect_options
 from fuzzcompile.model.contract import COMPILE
-from fuzzcompile.model.templates import expand_macro, get_template
+from fuzzcompile.model.package_files import expand_macro, get_template
 from fuzzcompile.programs.edits.tensor_values import find_functions, format_tuple
 
 

@@ -34,7 +34,7 @@ from jinja2 import Template
 
 from fuzzcompile.fuzz.generation.spec import Attention, CaseSpec, Choice, Choices, Dims, Layout, Part, Pen
 from fuzzcompile.model.compiler_toggles import Stirred
-from fuzzcompile.model.templates import get_template
+from fuzzcompile.model.package_files import get_template
 
 Role = Literal[
     "attention", "projection", "position", "query_norm", "grouping", "norm", "feed_forward", "residual", "layer",

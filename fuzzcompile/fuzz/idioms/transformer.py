@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fuzzcompile.fuzz.generation.spec import Attention, Dims, Mask, MaskKind, Pen, Returns
 from fuzzcompile.fuzz.idioms.registry import DrawAttention, read_idiom, register
-from fuzzcompile.model.tables import read_table
+from fuzzcompile.model.package_files import read_table
 
 _MASK_KINDS: tuple[tuple[MaskKind, int], ...] = (
     ("bias", 30), ("causal", 30), ("padding", 12), ("window", 8), ("alibi", 8), ("prefix", 6), ("documents", 6),

@@ -21,8 +21,7 @@ from fuzzcompile.fuzz.generation.spec import (
     Predicate,
 )
 from fuzzcompile.fuzz.idioms.registry import AttentionTraits, draw_choices, find_attention_traits, list_traits
-from fuzzcompile.model.tables import read_table
-from fuzzcompile.model.templates import expand_macro, get_template
+from fuzzcompile.model.package_files import expand_macro, get_template, read_table
 from fuzzcompile.programs.edits.tensor_values import LAYOUTS, VALUES
 
 # Percentage of cases in which an operator of the family is drawn.

@@ -28,7 +28,7 @@ from fuzzcompile.fuzz.operator_programs.production import (
     promote_number,
     rank_category,
 )
-from fuzzcompile.model.tables import read_table
+from fuzzcompile.model.package_files import read_table
 
 # Torch's operators that keep the form of an activation or whose result has another, and calls that eager refuses:
 # ``tools/operator_table.py`` makes ``operators.json`` from torch's own tables; ``composed.json`` adds calls of several

@@ -14,7 +14,7 @@ from importlib import resources
 import msgspec
 
 from fuzzcompile.fuzz.generation.spec import Pen
-from fuzzcompile.model.tables import read_rows, read_table
+from fuzzcompile.model.package_files import read_rows, read_table
 
 Lines = tuple[str, ...]
 

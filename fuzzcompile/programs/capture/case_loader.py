@@ -30,7 +30,6 @@ from fuzzcompile.compiler.custom_code import apply_backend
 from fuzzcompile.compiler.target.target_process import current_target
 from fuzzcompile.compiler.torch_api import copy_configs, diff_configs, reset_compiler
 from fuzzcompile.compiler.torch_config import preserve_config
-from fuzzcompile.model.contract import LaterCallJson
 from fuzzcompile.model.errors import CaseError, describe_error, format_message
 from fuzzcompile.model.hints import format_command
 from fuzzcompile.programs.capture.interception import (
@@ -477,14 +476,3 @@ def _capture_made(case: Case) -> Case:
         reseed=ambient.random.restore,
         state=state,
     )
-
-
-def load_later_call(file: CaseFile, device: torch.device, call: LaterCallJson) -> Case:
-    """The case of a script's later call, with open sizes where the script does not say."""
-    case = load(file, device, call=call["number"])
-    if not call["dynamic"] or case.settings.dynamic is not None:
-        return case
-    return replace(case, settings=replace(case.settings, dynamic=True), notes=(*case.notes, _OPEN_SIZES))
-
-
-_OPEN_SIZES = "compiled with dynamic=True, as dynamo compiles once a size or number has changed between calls"

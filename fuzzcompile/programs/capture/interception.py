@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.torch_api import get_compile, replace_compile
 from fuzzcompile.programs.capture.state import Ambient, World, Worlds
-from fuzzcompile.run.case import Arguments, Case, CompileSettings
+from fuzzcompile.run.case import Arguments, Case, CompilePart, CompileSettings
 from fuzzcompile.run.case_program import place_input
 from fuzzcompile.run.reachable_state import ReachedObjects, is_holder, is_model, name_arguments
 from fuzzcompile.run.tensors import StorageCopier, measure_storages, unwrap
@@ -233,7 +233,8 @@ class CompiledModule(nn.Module):
 class CompileInterception:
     """Records compiled calls; ``on_call`` gets each outermost one with its number (1 is the first).
 
-    ``place`` says a line of the script as a user knows it.
+    ``place`` says a line of the script as a user knows it. The calls run eagerly, or what ``compile_part`` makes of
+    the callable.
     """
 
     filename: str
@@ -242,6 +243,8 @@ class CompileInterception:
     compiled: list[CompiledCallable] = field(default_factory=list)
     calls: int = 0
     active: bool = True
+    compile_part: CompilePart | None = None
+    _parts: dict[tuple[int, int], Callable[..., object]] = field(default_factory=dict)
     _depth: int = 0
     _own: tuple[Any, Any] | None = None  # torch's own functions, while this stands in their place
 
@@ -334,11 +337,22 @@ class CompileInterception:
             if target is nn.Module._call_impl and isinstance(args[0], nn.Module):  # of a decorated class
                 target, given = args[0], args[1:]
             self.on_call(replace(record, target=target), Arguments(given, kwargs), self.calls)
+            if self.compile_part is not None:
+                return self._call_compiled(record, self.compile_part, target, Arguments(given, kwargs))
         self._depth += 1
         try:
             return model(*args, **kwargs)
         finally:
             self._depth -= 1
+
+    def _call_compiled(
+        self, record: CompiledCallable, compile_part: CompilePart, target: Callable[..., object], given: Arguments
+    ) -> object:
+        key = record.number, id(target)
+        with self.suspend():
+            if key not in self._parts:
+                self._parts[key] = compile_part(target, record.settings)
+            return self._parts[key](*given.args, **given.kwargs)
 
 
 def original(model: Callable[..., object]) -> Callable[..., object]:

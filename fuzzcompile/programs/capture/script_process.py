@@ -15,6 +15,7 @@ import re
 import shlex
 import signal
 import sys
+import threading
 import traceback
 import types
 import warnings
@@ -74,6 +75,25 @@ def silence_output() -> Iterator[None]:
         os.dup2(kept, 1)
         os.close(kept)
         os.close(nowhere)
+
+
+# An alarm in no time at all would never ring.
+_SOON_SECONDS = 0.01
+
+
+@contextlib.contextmanager
+def ring(seconds: float, then: Callable[[], None]) -> Iterator[None]:
+    """Call ``then`` after so many seconds of the block, in the main thread; in another, which has no alarm, never."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, lambda number, frame: then())
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, _SOON_SECONDS))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)  # None: set outside of Python
 
 
 _CUDA = re.compile(r"cuda(:\d+)?")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from fuzzcompile.model.templates import get_template
+from fuzzcompile.model.package_files import get_template
 from fuzzcompile.programs.edits.tensor_values import (
     LAYOUTS,
     VALUES,

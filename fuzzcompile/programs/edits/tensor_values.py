@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from fuzzcompile.model.tables import read_table
+from fuzzcompile.model.package_files import read_table
 
 InputLayout = Literal["contiguous", "transposed", "outer_last", "sliced", "offset", "expanded", "channels_last"]
 Shape = tuple[int, ...]

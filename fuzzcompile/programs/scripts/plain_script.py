@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.culprit_contract import read_details
 from fuzzcompile.model.evidence import ObservableName
-from fuzzcompile.model.templates import get_template
+from fuzzcompile.model.package_files import get_template
 from fuzzcompile.programs.ir.case_source import format_literal
 from fuzzcompile.programs.ir.case_text import find_bound_names, get_assigned_name
 from fuzzcompile.programs.scripts.script_plan import (

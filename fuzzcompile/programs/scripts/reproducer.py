@@ -16,7 +16,7 @@ from fuzzcompile.compiler.custom_code import describe_backend, find_root, get_mo
 from fuzzcompile.model.contract import AOTI, CACHED, EAGER, EXPORTED, ReportJson, read_target
 from fuzzcompile.model.custom import ObjectPath
 from fuzzcompile.model.errors import CaseError, UsageError
-from fuzzcompile.model.templates import get_environment
+from fuzzcompile.model.package_files import get_environment
 from fuzzcompile.model.verdicts import Verdict
 from fuzzcompile.programs.casefiles.case_file import count_processes
 from fuzzcompile.programs.ir.case_text import extract_case, find_bound_names, makes_tensors, only_difference

@@ -20,8 +20,8 @@ from fuzzcompile.corpus.transactions import PROJECT
 from fuzzcompile.model.contract import ErrorMapJson, OutputJson, ReportJson
 from fuzzcompile.model.culprit_contract import CulpritJson
 from fuzzcompile.model.hints import CommandSubject
+from fuzzcompile.model.package_files import get_environment as templates
 from fuzzcompile.model.privacy import scrub
-from fuzzcompile.model.templates import get_environment as templates
 from fuzzcompile.model.verdicts import VALUES
 from fuzzcompile.model.versions import __version__
 from fuzzcompile.report import proof

@@ -23,14 +23,14 @@ from fuzzcompile.corpus.store import Store
 from fuzzcompile.corpus.transactions import issue_url
 from fuzzcompile.model.contract import ReportJson
 from fuzzcompile.model.errors import UsageError
+from fuzzcompile.model.evidence import count_noun
 from fuzzcompile.model.hints import CommandSubject, format_command
+from fuzzcompile.model.package_files import find_template_folder
+from fuzzcompile.model.package_files import get_environment as templates
 from fuzzcompile.model.severity import Severity
 from fuzzcompile.model.signatures import UNATTRIBUTED
 from fuzzcompile.model.stages import STAGES
-from fuzzcompile.model.templates import find_template_folder
-from fuzzcompile.model.templates import get_environment as templates
 from fuzzcompile.model.versions import __version__
-from fuzzcompile.model.words import count_noun
 from fuzzcompile.report.circumstances import WORDS, seen_on, versions
 from fuzzcompile.report.filing import find_refusal
 from fuzzcompile.report.finding_facts import IssueFacts

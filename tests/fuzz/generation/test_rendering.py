@@ -15,7 +15,7 @@ from fuzzcompile.fuzz.generation.rendering import render
 from fuzzcompile.fuzz.generation.spec import NEAR_MISSES, Attention, Block, CaseSpec, Dims, Mask, Part
 from fuzzcompile.fuzz.idioms.registry import idioms
 from fuzzcompile.fuzz.stateful_programs.rows import load_definitions
-from fuzzcompile.model.templates import find_template_folder
+from fuzzcompile.model.package_files import find_template_folder
 
 ALLOWED = ("torch", "nn", "functional", "SDPBackend", "sdpa_kernel", *load_definitions()[0])
 DIMS = Dims(batch=2, sequence=5, heads=3, head_dim=4)

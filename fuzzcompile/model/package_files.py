@@ -1,15 +1,21 @@
-"""The project's only Jinja environment: idioms, cases, reports."""
+"""Files that the package holds: tables in TOML, and the templates of idioms, cases and reports."""
 
 from __future__ import annotations
 
+import importlib.resources
+import tomllib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template, select_autoescape
-from jinja2.environment import TemplateModule
+import msgspec
 
 from fuzzcompile.model.versions import PACKAGE
+
+if TYPE_CHECKING:  # most commands render nothing
+    from jinja2 import Environment, Template
+    from jinja2.environment import TemplateModule
 
 
 def find_template_folder() -> Path:
@@ -21,6 +27,8 @@ def find_template_folder() -> Path:
 @cache
 def get_environment() -> Environment:
     """Environment over the templates; an unknown variable is an error, only HTML is escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+
     return Environment(
         loader=FileSystemLoader(find_template_folder()),
         autoescape=select_autoescape(("html", "html.j2"), default=False, default_for_string=False),
@@ -41,3 +49,16 @@ def expand_macro(module: TemplateModule | None, macro: str, *arguments: object) 
     """Return the output of a macro for its arguments, stripped; an empty string where the module has no such macro."""
     function: Callable[..., str] | None = getattr(module, macro, None)
     return function(*arguments).strip() if function else ""
+
+
+Row = TypeVar("Row")
+
+
+def read_table(package: str, name: str) -> dict[str, Any]:
+    """The table ``name.toml`` beside the modules of a ``package``."""
+    return tomllib.loads((importlib.resources.files(package) / f"{name}.toml").read_text("utf-8"))
+
+
+def read_rows(package: str, name: str, kind: type[Row]) -> tuple[Row, ...]:
+    """The rows of that table in order, each as a ``kind`` whose ``name`` is the row's."""
+    return tuple(msgspec.convert({"name": row, **entries}, kind) for row, entries in read_table(package, name).items())
