@@ -1,11 +1,12 @@
-"""Words for an instruction of Python that dynamo traces, and the result that Python itself gets of constants."""
+"""Instructions of Python that dynamo traces: their places in a code, words for them, and their results on constants."""
 
 from __future__ import annotations
 
 import contextlib
 import dis
+import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -204,3 +205,61 @@ def compute_result(translator: Any, instruction: Any, stack: list[Any]) -> Diges
     with contextlib.suppress(Exception):  # of dynamo, for what is no constant; or of the operation
         return digest(function(*(each.as_python_constant() for each in stack[len(stack) - given :])))
     return None
+
+
+@functools.lru_cache(maxsize=4096)
+def list_instructions(code: CodeType) -> dict[int, dis.Instruction]:
+    """The instructions of a code by their offsets."""
+    return {each.offset: each for each in dis.get_instructions(code)}
+
+
+def get_name(code: CodeType, offset: int) -> str:
+    """The name of the instruction at an offset; empty where none is."""
+    known = list_instructions(code).get(offset)
+    return "" if known is None else known.opname
+
+
+@functools.lru_cache(maxsize=4096)
+def find_store(code: CodeType, offset: int) -> tuple[str, ...]:
+    """The names by which the value is found that the instruction at an offset stores; empty if it stores none."""
+    if get_name(code, offset) not in ("STORE_ATTR", "STORE_GLOBAL"):
+        return ()
+    known = [each for each in list_instructions(code).values() if each.opname not in ("CACHE", "EXTENDED_ARG")]
+    store, *before = reversed([each for each in known if each.offset <= offset])
+    names = [store.argval]
+    if store.opname == "STORE_ATTR":
+        for owner in before:
+            if not owner.opname.startswith(("LOAD_ATTR", "LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")):
+                return ()
+            names.append(owner.argval[-1] if isinstance(owner.argval, tuple) else owner.argval)
+            if not owner.opname.startswith("LOAD_ATTR"):
+                break
+    return tuple(reversed(names))
+
+
+def word_store(names: Sequence[str]) -> str:
+    """One name for the names that lead to a value."""
+    return ".".join(names)
+
+
+def word_truths(offsets: Sequence[int], decided: Instruction, eager: int, traced: int) -> tuple[str, str] | None:
+    """The truths of a condition in eager mode and as dynamo has it, by where either goes on; None of what is none.
+
+    ``offsets`` are of the instructions before, of which the last is the jump. What ``decided`` gives is the condition
+    only if that is the jump itself or the one before.
+    """
+    jump = list_instructions(decided.code).get(offsets[-1])
+    if jump is None or "JUMP" not in jump.opname or decided.offset not in offsets[-2:]:
+        return None
+    # Between a jump and what it leads to, no instruction needs to be left that both know.
+    ahead = jump.argval > jump.offset
+    jumps = [offset >= jump.argval if ahead else offset <= jump.offset for offset in (eager, traced)]
+    holds = ("TRUE" in jump.opname or "NONE" in jump.opname) is not ("NOT_NONE" in jump.opname)
+    eager_holds, traced_holds = (str(jumped is holds).lower() for jumped in jumps)
+    return None if eager_holds == traced_holds else (eager_holds, traced_holds)
+
+
+def word_line(code: CodeType, offset: int) -> str:
+    """The line of an instruction in words."""
+    known = list_instructions(code).get(offset)
+    return f"line {known.positions.lineno if known is not None and known.positions is not None else None}"

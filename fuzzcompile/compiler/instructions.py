@@ -25,6 +25,11 @@ from fuzzcompile.compiler.instruction_words import (
     Instruction,
     compute_result,
     describe_instruction,
+    find_store,
+    get_name,
+    word_line,
+    word_store,
+    word_truths,
 )
 from fuzzcompile.compiler.python_values import (
     TENSOR,
@@ -237,7 +242,7 @@ class InstructionTrace:
         if instruction.opname == "RETURN_VALUE" and stack:
             values = {"return": read(stack[-1])}
         elif steps and steps[-1].stores is not None:
-            values = {**values, _word_store(_find_store(translator.f_code, steps[-1].offset)): read(steps[-1].stores)}
+            values = {**values, word_store(find_store(translator.f_code, steps[-1].offset)): read(steps[-1].stores)}
         if steps and stack:
             _look_at_result(attempt, steps[-1], stack[-1])
         expected = compute_result(translator, instruction, stack)
@@ -245,7 +250,7 @@ class InstructionTrace:
         if known.name == "STORE_ATTR" and _stores_as_given(stack[-1]):
             stored = stack[-2:-1]
         step = InstructionStep(known.offset, self._taken, values, known, expected)
-        step.stores = stored[0] if stored and _find_store(translator.f_code, offset) else None
+        step.stores = stored[0] if stored and find_store(translator.f_code, offset) else None
         steps.append(step)
         if instruction.opname in ENTERING:
             attempt.settings.setdefault(known.does, []).append(known)
@@ -314,12 +319,12 @@ def record_instructions() -> Iterator[Steps]:
         known = open_frames[frame]
         if event == "opcode":
             taken += 1
-            keeps = known and _get_name(frame.f_code, known[-1].offset).startswith(KEEPING)
+            keeps = known and get_name(frame.f_code, known[-1].offset).startswith(KEEPING)
             values = known[-1].values if keeps else _read_modes() | digest_each(frame.f_locals, read)
-            if known and (store := _find_store(frame.f_code, known[-1].offset)):
+            if known and (store := find_store(frame.f_code, known[-1].offset)):
                 values = {**values, **digest_each(_read_store(frame, store), read)}
             known.append(InstructionStep(frame.f_lasti, taken, values))
-        elif event == "exception" and known and _get_name(frame.f_code, known[-1].offset) != "FOR_ITER":
+        elif event == "exception" and known and get_name(frame.f_code, known[-1].offset) != "FOR_ITER":
             known[-1].raises = argument[0].__name__  # type: ignore[index]
         elif event == "return" and known and not frame.f_code.co_flags & inspect.CO_GENERATOR:
             known[-1].values = {"return": read(argument)}
@@ -330,16 +335,6 @@ def record_instructions() -> Iterator[Steps]:
         yield steps
     finally:
         sys.settrace(before)
-
-
-@functools.lru_cache(maxsize=4096)
-def _list_instructions(code: CodeType) -> dict[int, dis.Instruction]:
-    return {each.offset: each for each in dis.get_instructions(code)}
-
-
-def _get_name(code: CodeType, offset: int) -> str:
-    known = _list_instructions(code).get(offset)
-    return "" if known is None else known.opname
 
 
 # What is stored in attributes and global names: no local name has it.
@@ -353,24 +348,6 @@ def _stores_as_given(owner: Any) -> bool:
         return False
 
 
-@functools.lru_cache(maxsize=4096)
-def _find_store(code: CodeType, offset: int) -> tuple[str, ...]:
-    """The names by which the value is found that the instruction at an offset stores; empty if it stores none."""
-    if _get_name(code, offset) not in ("STORE_ATTR", "STORE_GLOBAL"):
-        return ()
-    known = [each for each in _list_instructions(code).values() if each.opname not in ("CACHE", "EXTENDED_ARG")]
-    store, *before = reversed([each for each in known if each.offset <= offset])
-    names = [store.argval]
-    if store.opname == "STORE_ATTR":
-        for owner in before:
-            if not owner.opname.startswith(("LOAD_ATTR", "LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")):
-                return ()
-            names.append(owner.argval[-1] if isinstance(owner.argval, tuple) else owner.argval)
-            if not owner.opname.startswith("LOAD_ATTR"):
-                break
-    return tuple(reversed(names))
-
-
 def _read_store(frame: FrameType, names: Sequence[str]) -> dict[str, object]:
     """The value that these names lead to, by their words; nothing where that takes code of the program's own."""
     found: object = frame.f_locals.get(names[0], frame.f_globals.get(names[0]))
@@ -379,7 +356,7 @@ def _read_store(frame: FrameType, names: Sequence[str]) -> dict[str, object]:
         if name not in own:
             return {}
         found = own[name]
-    return {_word_store(names): found}
+    return {word_store(names): found}
 
 
 def _read_attributes(owner: object) -> Mapping[str, object]:
@@ -391,10 +368,6 @@ def _read_attributes(owner: object) -> Mapping[str, object]:
     return dict(itertools.chain(own.items(), *(each.items() for each in held if each)))
 
 
-def _word_store(names: Sequence[str]) -> str:
-    return ".".join(names)
-
-
 # Where both part.
 
 
@@ -404,8 +377,9 @@ class PartedInstruction:
 
     ``others`` do the same in other places. ``kind`` is ``path`` (a truth, or a line), ``value``, ``gradient`` (one of
     both values requires one), ``torch mode`` (one of torch's own is another), ``error`` (dynamo raises one),
-    ``handler`` (an operator raises an exception of the expected type, which the program catches), ``call`` (the
-    program's own code that it calls is not traced) or ``setting`` (nothing comes of it that could part).
+    ``handler`` (an operator raises an exception of the expected type, which the program catches), ``refused`` (the
+    instruction itself raises one in eager mode alone, which the program catches), ``call`` (the program's own code that
+    it calls is not traced) or ``setting`` (nothing comes of it that could part).
     ``call`` is the number of the program's call that both are of, from 1; None where dynamo traced another one.
     """
 
@@ -484,9 +458,13 @@ def _iter_partings(
     caught = ours[at - 1].raises if at else ""
     if decided is not None and step.offset != other.offset and _is_kept(decided, caught, raised):
         yield PartedInstruction(decided, "handler", caught, raised)
+    elif caught and step.offset != other.offset:
+        yield PartedInstruction(_get(theirs[at - 1]), "refused", caught, "goes on")
     elif decided is not None and step.offset != other.offset:
-        words = _word_truths(theirs[:at], decided, step.offset, other.offset)
-        yield PartedInstruction(decided, "path", *(words or (_word_line(code, step), _word_line(code, other))))
+        words = word_truths([each.offset for each in theirs[:at]], decided, step.offset, other.offset)
+        yield PartedInstruction(
+            decided, "path", *(words or (word_line(code, step.offset), word_line(code, other.offset)))
+        )
     elif decided is not None and name is not None:
         is_tensor = (step.values[name] or ())[:1] == TENSOR
         suspects = _list_unnamed(theirs[:at], decided) if is_tensor or _fills(decided) else [decided]
@@ -527,9 +505,7 @@ def _pair(
         # Dynamo takes an instruction that does two things at once for two in one place; the one that decides counts.
         groups = (list(alike) for _, alike in itertools.groupby(steps, key=lambda step: step.offset))
         single = (next(filter(_decides, reversed(group)), group[0]) for group in groups)
-        return [
-            step for step in single if step.offset in others or not _get_name(code, step.offset).startswith(skipped)
-        ]
+        return [step for step in single if step.offset in others or not get_name(code, step.offset).startswith(skipped)]
 
     return keep(eager, known), keep(traced, seen)
 
@@ -577,24 +553,3 @@ def _word_values(name: str, eager: Digest, traced: Digest) -> tuple[str, str, st
     kind = "torch mode" if name in _MODES else "gradient" if hold_alike(eager, traced) else "value"
     what = f"{name} " if name in _MODES else ""
     return kind, f"{what}{word_digest(eager)}", f"{what}{word_digest(traced)}"
-
-
-def _word_truths(steps: list[InstructionStep], decided: Instruction, eager: int, traced: int) -> tuple[str, str] | None:
-    """The truths of a condition in eager mode and as dynamo has it, by where either goes on; None of what is none.
-
-    What ``decided`` gives is the condition only if the jump is itself or the next instruction.
-    """
-    jump = _list_instructions(decided.code).get(steps[-1].offset)
-    if jump is None or "JUMP" not in jump.opname or decided.offset not in [step.offset for step in steps[-2:]]:
-        return None
-    # Between a jump and what it leads to, no instruction needs to be left that both know.
-    ahead = jump.argval > jump.offset
-    jumps = [offset >= jump.argval if ahead else offset <= jump.offset for offset in (eager, traced)]
-    holds = ("TRUE" in jump.opname or "NONE" in jump.opname) is not ("NOT_NONE" in jump.opname)
-    eager_holds, traced_holds = (str(jumped is holds).lower() for jumped in jumps)
-    return None if eager_holds == traced_holds else (eager_holds, traced_holds)
-
-
-def _word_line(code: CodeType, step: InstructionStep) -> str:
-    known = _list_instructions(code).get(step.offset)
-    return f"line {known.positions.lineno if known is not None and known.positions is not None else None}"

@@ -286,8 +286,10 @@ def _attribute_around_rewrites(ablator: Ablator) -> Attribution:
     if path == EXPORT:
         return look_in_order(ablator, Shows.IN_PROGRAM) or _attribute_by_ladder(ablator)
     if _has_own_backend(ablator):
-        flawed = look_in_order(ablator, Shows.IN_PROGRAM)
-        return flawed or _attribute_under(ablator, Backend("inductor")) or _attribute_by_ladder(ablator)
+        found = look_in_order(ablator, Shows.IN_PROGRAM) or _attribute_under(ablator, Backend("inductor"))
+        if found is None and ablator.experiments.case.settings.backend in dict(LADDER):  # torch's
+            found = look_in_order(ablator, Shows.IN_GRAPHS)
+        return found or _attribute_by_ladder(ablator)
     shared = _attribute_under(ablator, CompilePath(COMPILE)) if path in (AOTI, CACHED) else None
     return shared or look_around_rewrites(ablator) or _attribute_with_casts(ablator) or _attribute_by_ladder(ablator)
 

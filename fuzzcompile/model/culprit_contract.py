@@ -224,3 +224,8 @@ def spell_operator(name: str) -> str:
 def read_details(culprit: CulpritJson | None) -> DetailsJson:
     """Return the details of a culprit; empty without a culprit, or without details."""
     return (culprit or {}).get("details") or {}
+
+
+def format_place(source: str, line: int | None) -> str:
+    """A file of source, with the line in it where one is known."""
+    return source if line is None else f"{source}:{line}"

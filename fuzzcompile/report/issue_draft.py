@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from fuzzcompile.model.culprit_contract import read_details
+from fuzzcompile.model.culprit_contract import format_place, read_details
 from fuzzcompile.model.package_files import get_environment
 from fuzzcompile.model.privacy import fold_lines, scrub
 from fuzzcompile.model.severity import Severity
@@ -104,7 +104,8 @@ def _list_parts(facts: IssueFacts) -> dict[str, object]:
         ladder.append((rung["backend"], (f"{result}: `{says}`" if says else result).replace("|", "\\|")))
     contributors = []
     for needed in facts.report.get("contributors") or ():
-        place = f", `{needed['source']}:{needed.get('line')}`" if needed.get("source") else ""
+        source = needed.get("source")
+        place = f", `{format_place(source, needed.get('line'))}`" if source else ""
         contributors.append(f"`{needed.get('rewrite') or needed.get('family')}` ({needed.get('stage')}{place})")
     component, subject = proof.name_component(facts), facts.subject
     machines = [] if facts.machines is None else [("Machines", scrub(seen_on(facts.machines)))]

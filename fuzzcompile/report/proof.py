@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fuzzcompile.model.contract import EAGER, OutputJson, ReportJson, read_target
-from fuzzcompile.model.culprit_contract import AblationJson, CulpritJson, read_details
+from fuzzcompile.model.culprit_contract import AblationJson, CulpritJson, format_place, read_details
 from fuzzcompile.model.privacy import fold_lines, scrub
 from fuzzcompile.model.stages import BY_NAME, CODEGEN, DISPATCHER_LABEL, DYNAMO, INDUCTOR_LABEL
 from fuzzcompile.model.verdicts import FORMS, VALUES, Verdict
@@ -316,7 +316,7 @@ def source_link(facts: IssueFacts) -> str:
     source, line = (facts.culprit or {}).get("source"), (facts.culprit or {}).get("line")
     if not source:
         return ""
-    text = scrub(source) + (f":{line}" if line is not None else "")
+    text = format_place(scrub(source), line)
     commit = str(facts.environment.get("torch_git") or "")
     known = re.fullmatch(r"[0-9a-f]{7,40}", commit) and facts.environment.get("torch") == facts.torch
     if not known or not source.startswith("torch/"):

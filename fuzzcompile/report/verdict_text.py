@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fuzzcompile.model.contract import EAGER, OutputJson, PromiseJson, ReportJson, read_target
-from fuzzcompile.model.culprit_contract import CulpritJson, read_details
+from fuzzcompile.model.culprit_contract import CulpritJson, format_place, read_details
 from fuzzcompile.model.custom import is_custom
 from fuzzcompile.model.evidence import InternalError
 from fuzzcompile.model.hints import CommandSubject
@@ -199,7 +199,7 @@ def advice(report: ReportJson, name: str | CommandSubject) -> str:
     workaround = format_workaround(report)
     if culprit and (source := culprit.get("source")) and not source.startswith("torch/"):
         until = f"; until then, {workaround}" if workaround and is_custom(culprit.get("pass")) else ""
-        return f"fix {culprit['rewrite']} ({source}:{culprit['line']}): it is not part of PyTorch{until}"
+        return f"fix {culprit['rewrite']} ({format_place(source, culprit['line'])}): it is not part of PyTorch{until}"
     if target is not None:
         return advice_for(report, name)
     if broken_promise(report) is not None:
@@ -229,7 +229,7 @@ def name_culprit(culprit: CulpritJson | None) -> str:
         return "not attributed"
     name = culprit.get("rewrite") or "unknown"
     source = culprit.get("source")
-    return f"{name} ({source}:{culprit.get('line')})" if source else f"{name} ({culprit.get('stage')})"
+    return f"{name} ({format_place(source, culprit.get('line'))})" if source else f"{name} ({culprit.get('stage')})"
 
 
 def describe_culprit(culprit: CulpritJson) -> str:
@@ -240,7 +240,7 @@ def describe_culprit(culprit: CulpritJson) -> str:
     if culprit["pass"] and culprit["pass"] != culprit["rewrite"]:
         parts.append(f"pass {culprit['pass']}")
     if culprit["source"]:
-        parts.append(f"{culprit['source']}:{culprit['line']}")
+        parts.append(format_place(culprit["source"], culprit["line"]))
     if culprit["site"]:
         parts.append(f"at {culprit['site']}")
     shown = format_shown(culprit)

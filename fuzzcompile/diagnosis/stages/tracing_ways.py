@@ -60,6 +60,7 @@ from fuzzcompile.model.verdicts import AGREEING
 from fuzzcompile.run import runs
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.code_files import get_module_file, shorten_file
+from fuzzcompile.run.observation import Failure
 from fuzzcompile.run.ranks import require_one_process
 
 __watches_calls__ = True  # its frames stand between a call and the program that makes it
@@ -379,7 +380,7 @@ def prove_instruction(ablator: Ablator, *, doubts: bool, own_errors: bool = Fals
     """
     failure = ablator.trial.observation.failure
     # Of an error of dynamo's own, an operator that raises by itself says more: it comes first.
-    observed = failure is None or failure.message.startswith(facts().dynamo.observed)
+    observed = failure is None or _is_of_program(failure)
     if own_errors:
         observed = failure is not None and failure.stage == DYNAMO
     if not observed or ablator.is_repaired_by(CAPTURE_ONLY, record=False):
@@ -405,6 +406,12 @@ def prove_instruction(ablator: Ablator, *, doubts: bool, own_errors: bool = Fals
         culprit = replace(_make_culprit(alone[0], raised), necessary=True if is_seen else None)
         return Attribution(replace(culprit, confidence="high" if sure else "low"))
     return Attribution(replace(_make_culprit(seen[0], raised), confidence="low")) if doubts and seen else None
+
+
+def _is_of_program(failure: Failure) -> bool:
+    """Return whether dynamo met with an exception of the program's, or the code that it wrote for it raises one."""
+    written = failure.phase == "run" and failure.site is not None and failure.site.owner in ("program", "library")
+    return written or failure.message.startswith(facts().dynamo.observed)
 
 
 def list_instruction_suspects(divergence: Divergence) -> list[Suspect]:

@@ -70,6 +70,15 @@ def _take_first(original: Any) -> Any:
     return look_up
 
 
+def _take_last(original: Any) -> Any:
+    def look_up(self: Any, tx: Any, key: Any) -> Any:
+        index = key.as_python_constant()
+        beyond = isinstance(index, int) and index >= len(self.items)
+        return self.items[-1] if beyond else original(self, tx, key)
+
+    return look_up
+
+
 def _deny_remainders(original: Any) -> Any:
     def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
         value = original(self, *args, **kwargs)
@@ -130,6 +139,11 @@ PLANTS = {
     ),
     "an index from behind": Plant(
         lists.ListVariable, "mp_subscript_impl", _take_first, ("widths = [4, 8, 16]",), "x * widths[-1]", "list[int]",
+    ),
+    "an index beyond the end, which the program expects": Plant(
+        lists.ListVariable, "mp_subscript_impl", _take_last,
+        ("widths = [4, 8, 16]", "try:", "    width = widths[7]", "except IndexError:", "    width = 1"), "x * width",
+        "list[int]",
     ),
     # Tensors that are right by themselves, in another order, and what gives another one.
     "a queue filled from the other end": Plant(
