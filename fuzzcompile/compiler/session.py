@@ -247,11 +247,15 @@ class CompileSession:
     def compile(self, target: Callable[..., object]) -> Callable[..., Any]:
         """``torch.compile`` of ``target`` with the case's settings, or what stands for it on another path."""
         if isinstance(target, CompiledByParts):
-            return target.compile_by_parts(lambda part, settings: replace(self, settings=settings).compile(part))
+            return target.compile_by_parts(self.compile_part)
         compiled, anew = self._compile(target), self.how.get(CompiledAnew)
         if anew is None and self.how.get(WatchedInstructions) is not None:
             anew = CompiledAnew(facts=())  # the calls are counted, and none compiles anew
         return compiled if anew is None else call_anew(self.recorder, compiled, target, anew.facts, anew.eager_calls)
+
+    def compile_part(self, part: Callable[..., object], settings: CompileSettings) -> Callable[..., Any]:
+        """``torch.compile`` of a part of the case's callable with settings of its own."""
+        return replace(self, settings=settings).compile(part)
 
     def _compile(self, target: Callable[..., object]) -> Callable[..., Any]:
         path = find_path(self.settings, self.how)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fuzzcompile.compiler.session import open_user_settings
+from fuzzcompile.compiler.session import open_plain_session
 from fuzzcompile.model.contract import WHOLE, LaterCallJson
 from fuzzcompile.model.errors import CaseError
 from fuzzcompile.programs.capture.case_loader import ScriptRun, load
@@ -125,7 +125,7 @@ class WholeScript(CompiledByParts):
 
     def __call__(self) -> None:
         """Run the script in eager mode."""
-        self.run(lambda part, settings: part)
+        self.run(_leave_eager)
 
     def compile_by_parts(self, compile_part: CompilePart) -> Callable[[], None]:
         """The script, whose parts are compiled so."""
@@ -172,15 +172,19 @@ def find_ending(file: CaseFile, device: torch.device, deadline: float) -> Ending
         with ring(deadline - time.monotonic(), end):
             return script.listen(compile_part)
 
-    with open_user_settings():
-        compiled = listen(_compile_as_asked)
-        eager = None if late else listen(lambda part, settings: part)
-    if late or eager is None:
+    with open_plain_session(CompileSettings()) as session:
+        compiled = listen(session.compile_part)
+    eager = compiled if late else listen(_leave_eager)
+    if late:
         return None
     return Ending(
         _find_first(_name_all(compiled), _name_all(eager)) or _find_first(_name_all(eager), _name_all(compiled)),
         _find_first(compiled.checks, eager.checks),
     )
+
+
+def _leave_eager(part: Callable[..., object], settings: CompileSettings) -> Callable[..., object]:
+    return part
 
 
 def _name_all(errors: _Errors) -> list[Raised]:
@@ -191,12 +195,6 @@ def _find_first(raised: list[Raised], others: list[Raised]) -> Raised | None:
     """The first that is raised more often than among the others."""
     more = Counter(raised) - Counter(others)
     return next((each for each in raised if each in more), None)
-
-
-def _compile_as_asked(part: Callable[..., object], settings: CompileSettings) -> Callable[..., object]:
-    options: dict[str, Any] = {"options": dict(settings.options)} if settings.options else {"mode": settings.mode}
-    asked: dict[str, Any] = {"backend": settings.backend, "fullgraph": settings.fullgraph, "dynamic": settings.dynamic}
-    return torch.compile(part, **asked, **options)
 
 
 def make_whole_case(case: Case, file: CaseFile, device: torch.device, parting: Raised) -> Case:
