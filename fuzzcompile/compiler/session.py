@@ -318,12 +318,15 @@ class CompileSession:
         compiler = exporting is not None or own or converting
         cause = find_inner_error(error)
         origin = find_origin(cause)
-        message = next(iter(str(cause).strip().splitlines()), type(cause).__name__)[:300]
+        message = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
+        reason = next(iter(str(origin).strip().splitlines()), "")
+        if type(cause).__module__.startswith("torch._dynamo") and reason not in message:
+            message = f"{message}: {reason}"  # dynamo has a headline of its own, whatever an operator has raised
         uncaptured = graph_breaks.find_uncaptured_reason(error) if exporting is None else exporting.refused
         stage = self.ledger.failed_in.stage if self.ledger.failed_in is not None else None
         return Failure(
             type(cause).__name__,
-            uncaptured or message,
+            uncaptured or message[:300],
             "compile" if compiler or self.ledger.failed_in is not None else "run",
             stage or (exporting.stage if exporting is not None else DYNAMO if compiler else None),
             unsupported=uncaptured is not None,

@@ -9,7 +9,7 @@ from torch import fx
 from fuzzcompile.compiler.functional_run import visit_nodes
 from fuzzcompile.compiler.graph_replay import compute_values
 from fuzzcompile.compiler.watch.ledger import Snapshot
-from fuzzcompile.compiler.watch.unseen import format_unseen, gather_unseen
+from fuzzcompile.compiler.watch.unseen import Unseen, format_unseen, gather_unseen
 
 X = torch.ones(2, 3)
 
@@ -67,3 +67,10 @@ def test_memory_that_is_used_up_ends_more_than_the_run():
     with gather_unseen() as unseen, pytest.raises(MemoryError):
         visit_nodes(make_snapshot(runs_through), [X], use_up)
     assert unseen == []
+
+
+def test_steps_that_were_missed_for_one_reason_are_one_note():
+    unseen = [Unseen(f"aten.{name}", "RuntimeError: lost", (), "kernels", harmless=True) for name in "abcde"]
+    first, second = format_unseen([*unseen, Unseen("a replay", "RuntimeError: lost", (), "kernels")])
+    assert first == "not watched: a replay (RuntimeError: lost): kernels were not seen"
+    assert second == "not watched: aten.a, aten.b, aten.c and 2 more (RuntimeError: lost): kernels were not seen"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import planting
 import programs
@@ -140,3 +140,9 @@ def test_program_that_raises_is_no_failure_of_the_compiler():
     assert label is None
     assert failure is not None
     assert (failure.type_name, failure.phase, failure.stage) == ("ValueError", "run", None)
+
+
+def test_what_an_operator_says_stands_behind_dynamos_headline():
+    reshaped = compile_and_fail(nullcontext, lambda: (lambda x: x.sin().view(7), [torch.ones(2, 3)]))[1]
+    assert reshaped is not None and reshaped.stage == "dynamo"
+    assert "shape '[7]' is invalid" in reshaped.message

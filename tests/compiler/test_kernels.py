@@ -186,6 +186,14 @@ def test_an_error_is_placed_where_the_compiler_raised_it():
     assert list_raise_frames(ValueError("never raised")) == list_given(ValueError("never raised")) == ()
 
 
+def test_an_operator_that_a_generated_program_calls_raises_for_no_code_of_the_compilers():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: torch.linalg.cholesky(x.sin()) + 1)
+    with pytest.raises(RuntimeError, match="positive-definite") as raised:
+        compiled(-torch.eye(3))
+    assert list_raise_frames(raised.value) == ()
+
+
 def test_what_the_function_that_raises_was_given_is_kept():
     from torch._meta_registrations import meta__pdist_forward
 

@@ -394,3 +394,12 @@ def test_values_without_random_numbers_in_them_keep_their_float64_reference(judg
     """The float64 run draws other numbers than eager's; what does not depend on them is rounding in float16."""
     report = judged(UNMOVED)
     assert (report.verdict, report.confidence) == ("rounding", "low"), report.detail
+
+
+def test_a_dtype_is_sure_whatever_is_drawn(judged):
+    """#194547: the mean's dtype, which is the result's, is promoted with that of the deviation."""
+    program = "def program(x):\n    return torch.normal(x.half(), x.abs())\n"
+    report = judged(program + FORWARD, thorough=True)
+    if not report.is_bug:
+        pytest.skip(f"torch {torch.__version__} gives the dtype of eager mode")
+    assert (report.verdict, report.confidence) == ("metadata", "high")

@@ -41,7 +41,8 @@ def find_raise_place(error: BaseException) -> _Place | tuple[None, None, None]:
 def list_raise_frames(error: BaseException) -> tuple[_Place, ...]:
     """At most three innermost frames of the compiler that its error came through: file, line, function.
 
-    A generated program that raised by itself has none: its caller has finished its work.
+    A generated program that raised by itself has none, nor has an operator that it calls: its caller has finished its
+    work.
     """
     return tuple(place for place, _ in _list_raising(error)[: -_MOST_FRAMES - 1 : -1])
 
@@ -71,7 +72,7 @@ def _word_given(value: object) -> str:
 
 
 def _list_raising(error: BaseException) -> list[tuple[_Place, FrameType]]:
-    if find_generated_place(error) is not None:
+    if find_generated_place(error) is not None or _is_of_called_operator(error):
         return []
     first, *later = reversed(list_causes(error))
     for cause in (first, *(error for error in later if not _is_raised_again(error))):
@@ -137,6 +138,14 @@ def _name_lowering_file(file: str) -> str | None:
     if owner == "torch":
         return name if name.startswith("torch/_inductor/") else None
     return name if owner == "program" and Path(file).is_file() else None
+
+
+def _is_of_called_operator(error: BaseException) -> bool:
+    """Return whether an operator raised an error that a generated program calls, perhaps through torch's own modes."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if not _is_forwarding(shorten_file(frame.f_code.co_filename), line, frame.f_code.co_name):
+            return is_generated(frame)
+    return False
 
 
 def _is_forwarding(name: str, line: int, function: str) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fuzzcompile.model.errors import describe_error
 
 _MOST = 40
 _SHOWN = 6
+_NAMED = 3  # of one reason
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,16 @@ def note_early_end(what: str, shows: str) -> Iterator[None]:
 
 
 def format_unseen(unseen: Sequence[Unseen]) -> list[str]:
-    """A sentence each, what may matter first; of many, the first few and how many there are."""
-    first = sorted(unseen, key=lambda missed: missed.harmless)[:_SHOWN]
-    rest = len(unseen) - len(first)
-    return [*map(str, first), *([f"not watched: {rest} further steps"] if rest else [])]
+    """A sentence for each reason, what may matter first; of many, the first few and how many steps there are more."""
+    reasons: dict[tuple[bool, str, str], list[Unseen]] = {}
+    for missed in unseen:
+        reasons.setdefault((missed.harmless, missed.why, missed.shows), []).append(missed)
+    first = sorted(reasons.values(), key=lambda alike: alike[0].harmless)[:_SHOWN]
+    rest = len(unseen) - sum(map(len, first))
+    return [*map(_format_alike, first), *([f"not watched: {rest} further steps"] if rest else [])]
+
+
+def _format_alike(alike: Sequence[Unseen]) -> str:
+    names = [each.what for each in alike]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return str(replace(alike[0], what=", ".join(names[:_NAMED]) + more))

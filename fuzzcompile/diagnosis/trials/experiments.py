@@ -510,6 +510,8 @@ def _combine(
 ) -> Judgement:
     comparisons = tuple(random_streams.apply_distribution(each, names, differences) for each in by_value.comparisons)
     if not differences:
+        if by_value.verdict.is_bug:  # which no random number decides
+            return replace(by_value, comparisons=comparisons)
         verdict = Verdict.ROUNDING if by_value.verdict is Verdict.EQUAL else by_value.verdict
         return replace(by_value, verdict=verdict, comparisons=comparisons, confidence="low")
     gradients = all(difference.kind == "gradient" for difference in differences) and not by_value.verdict.is_bug
