@@ -230,7 +230,7 @@ def digest_variable(
         if issubclass(kind, torch.Tensor):
             return (*TENSOR, tensors(variable))
         if kind in _PLAIN:
-            return None  # of a value that only the run gives
+            return _digest_symbol(variable, kind)
         if kind in _SPANS:
             return digest(variable.as_python_constant())
         if kind not in _CONTAINERS:
@@ -250,6 +250,12 @@ def digest_variable(
         return (kind, tuple(digest_variable(item, depth - 1, tensors=tensors) for item in listed))
     except Exception:  # of dynamo, which does not know the value
         return None
+
+
+def _digest_symbol(variable: Any, kind: type) -> Digest:
+    """Digest a number that stands for sizes, by those that dynamo traces with; None of what only the run gives."""
+    hint = variable.sym_num.node.hint
+    return digest(kind(hint)) if isinstance(hint, (bool, int, float)) else None
 
 
 def _digest_set(kind: type, keys: list[Digest]) -> Digest:

@@ -58,6 +58,7 @@ from fuzzcompile.model.errors import CaseError
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.stages import DYNAMO
 from fuzzcompile.run.case import CompiledByParts, CompileSettings
+from fuzzcompile.run.device import cut_message, shorten_message
 from fuzzcompile.run.observation import Failure
 from fuzzcompile.run.raise_sites import describe_errors, find_raise_site
 
@@ -318,15 +319,16 @@ class CompileSession:
         compiler = exporting is not None or own or converting
         cause = find_inner_error(error)
         origin = find_origin(cause)
-        message = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
-        reason = next(iter(str(origin).strip().splitlines()), "")
+        message, reason = shorten_message(cause), cut_message(str(origin))
         if type(cause).__module__.startswith("torch._dynamo") and reason not in message:
-            message = f"{message}: {reason}"  # dynamo has a headline of its own, whatever an operator has raised
+            message = cut_message(
+                f"{message}: {reason}"
+            )  # dynamo has a headline of its own, whatever an operator has raised
         uncaptured = graph_breaks.find_uncaptured_reason(error) if exporting is None else exporting.refused
         stage = self.ledger.failed_in.stage if self.ledger.failed_in is not None else None
         return Failure(
             type(cause).__name__,
-            uncaptured or message[:300],
+            uncaptured or message,
             "compile" if compiler or self.ledger.failed_in is not None else "run",
             stage or (exporting.stage if exporting is not None else DYNAMO if compiler else None),
             unsupported=uncaptured is not None,

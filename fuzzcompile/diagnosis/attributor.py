@@ -57,6 +57,7 @@ from fuzzcompile.diagnosis.stages.stage_table import (
     look_at_sides,
     look_in_order,
 )
+from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.model.contract import AOTI, CACHED, COMPILE, EXPORT, PATHS
 from fuzzcompile.model.culprit_contract import DetailsJson
 from fuzzcompile.model.facts import facts
@@ -322,7 +323,8 @@ def _attribute_by_ladder(ablator: Ablator) -> Attribution:
         return Attribution(Culprit.from_label(label, necessary=True))
     family = _find_operator(ablator)  # tells bugs apart, though it need not be at fault
     details: DetailsJson = {"output of": family} if family else {}
-    return Attribution(Culprit(stage, None, None, family or UNKNOWN, confidence="low", details=details))
+    named = family if _makes_one_call(ablator.trial) else None  # no other can be at fault
+    return Attribution(Culprit(stage, None, named, family or UNKNOWN, confidence="low", details=details))
 
 
 _BLAMED = {EXPORT: "torch.export", AOTI: "AOTInductor"}
@@ -375,6 +377,13 @@ def _find_operator(ablator: Ablator) -> str | None:
             passing = find_identity_nodes(record.snapshots[0], inputs) if inputs is not None else ()
             return find_producer(record.snapshots[0].graph, worst.name, passing)
     return None
+
+
+def _makes_one_call(trial: Trial) -> bool:
+    """Return whether the program is one graph with one call."""
+    records = [frame.find_record(PRE_GRAD) for frame in trial.ledger.frames]
+    graphs = [record.snapshots[0].graph for record in records if record is not None and record.snapshots]
+    return len(graphs) == 1 and sum(node.op.startswith("call_") for node in graphs[0].nodes) == 1
 
 
 def find_first_rewrite(divergence: Divergence) -> Culprit | None:

@@ -443,6 +443,9 @@ def find_survival(experiments: Experiments, trial: Trial, decision: Decision, *,
     )
     if trial.sampled is not None or trial.observation.failure is not None or not values:
         return None
+    differing = [c for c in trial.judgement.comparisons if c.finding != "same"]
+    if all(c.finding == "integer" and c.where is None for c in differing):
+        return None  # values of Python alone, which no precision moves
     if not have_same_bits(experiments.runs.eager, experiments.again):
         return None  # what eager itself does not repeat differs in float64 as well
     return survives_float64(experiments, trial.judgement) if ask or experiments.knows_float64 else None

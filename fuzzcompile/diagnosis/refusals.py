@@ -138,12 +138,15 @@ def refuse_unsupported(experiments: Experiments, trial: Trial) -> None:
                 "a branch on a tensor's values, tensors and pytree containers as inputs)."
             )
         return
-    if failure is None or failure.phase != "compile":
+    if failure is None:
+        return
+    if any(words in failure.message for words in facts().errors.refusing):
+        said = failure.message if failure.message.endswith(".") else f"{failure.message}."
+        raise CannotJudge(f"{case.name} does what torch.compile refuses to compile: {said}")
+    if failure.phase != "compile":
         return
     if failure.message.startswith(facts().dynamo.observed) and experiments.runs.eager.failure is None:
         return  # dynamo met an exception that the program does not raise
-    if any(words in failure.message for words in facts().errors.refusing):
-        raise CannotJudge(f"{case.name} does what torch.compile refuses to compile: {failure.message}.")
     if case.settings.fullgraph:  # the reason as long as the program compiles without it
         _refuse_one_graph(experiments, failure)
     if failure.type_name in _BROKEN_PROMISES:  # torch says so by design

@@ -154,7 +154,8 @@ def print_report(
     rounded = [output for output in differing if output not in wrong]
     rounded.sort(key=lambda output: -(output.get("error_ratio") or 0.0))
     shown = [*wrong[:_ROWS], *rounded[: max(0, _FEW - len(wrong))]]
-    if report["verdict"] not in _NOT_OF_VALUES and any(output["finding"] not in _NO_VALUES for output in differing):
+    measured = [output for output in shown if output["finding"] not in _NO_VALUES and not _is_plain(output)]
+    if report["verdict"] not in _NOT_OF_VALUES and measured:
         console.print(_outputs_table(shown))
         if len(differing) > len(shown):
             say(f"  and {len(differing) - len(shown)} more outputs that differ (--json has all)")
@@ -168,6 +169,11 @@ def print_report(
     if proof and report.get("workaround"):
         say(f"  workaround: {workaround_with_cost(report)}")
     say(f"  what to do: {'nothing new: the baseline lists it, or it is ignored' if known else advice(report, name)}")
+
+
+def _is_plain(output: OutputJson) -> bool:
+    """Return whether an output that differs is a value of Python, of which no error is measured."""
+    return output["finding"] == "integer" and output.get("where") is None
 
 
 def meaning(report: ReportJson) -> str:

@@ -318,10 +318,18 @@ def is_exhausted_memory(error: BaseException | None) -> bool:
     return False
 
 
+_LONGEST_MESSAGE = 300
+
+
 def shorten_message(error: BaseException) -> str:
-    """The first line of an exception's message, at most 300 characters."""
-    text = str(error).strip()
-    return text.splitlines()[0][:300] if text else type(error).__name__
+    """The first line of an exception's message, at most 300 characters of whole words."""
+    return cut_message(str(error)) or type(error).__name__
+
+
+def cut_message(text: str) -> str:
+    """The first line of a message, at most 300 characters of whole words."""
+    first = next(iter(text.strip().splitlines()), "")
+    return first if len(first) <= _LONGEST_MESSAGE else f"{first[:_LONGEST_MESSAGE].rpartition(' ')[0]} ..."
 
 
 def describe_run_error(error: BaseException) -> str:

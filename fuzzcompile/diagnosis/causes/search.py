@@ -378,7 +378,7 @@ def add_cause(
         cause, note = (None, f"the search for the cause failed, and the signature names none: {describe_error(error)}")
     seconds = report.cost.seconds + time.monotonic() - started
     cost = replace(report.cost, seconds=seconds, cause_screens=screener.count)
-    settled = cause is not None or report.symptom is not None
+    settled = cause is not None or report.symptom is not None or bool(culprit.necessary)
     return replace(report, cause=cause, cost=cost, notes=report.notes if settled else (*report.notes, note))
 
 

@@ -37,6 +37,7 @@ from fuzzcompile.compiler.watch.recorder import CAPTURED_CALLS, is_tangent
 from fuzzcompile.compiler.watch.rule_labels import find_source
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Divergence, frames_to_json
 from fuzzcompile.diagnosis.attribution.steps import find_inputs, list_placeholders
+from fuzzcompile.diagnosis.kernels.kernel_proofs import with_aten
 from fuzzcompile.diagnosis.oracle import rounding
 from fuzzcompile.diagnosis.stages.ways import Found, Pair, PartedStep, Way, iter_captured, prove_at_call, prove_in_turn
 from fuzzcompile.model.culprit_contract import AtenKernelJson, DetailsJson, KernelFault, KernelInputJson, spell_operator
@@ -436,9 +437,9 @@ _WRONG_ANYWHERE = ("values", "mutation", "check", "raises")
 def _find_operators(divergence: Divergence) -> list[Found]:
     """The operators whose fault can show as the verdict, one finding for each, most telling first.
 
-    Proved faults come before those that rounding may explain, then kinds as they show in such a verdict, then the
-    order of execution. For an error that was lost, a decomposition comes before the fake tensors: these do not see
-    values, and where an operator is not decomposed its kernel still checks.
+    Proved faults come before those that rounding may explain, then kinds as they show in such a verdict, then the order
+    of execution. For a lost error, a decomposition comes before fake tensors: these see no values, and where an
+    operator is not decomposed its kernel still checks.
     """
     verdict, program_runs = divergence.verdict, divergence.experiments.runs
     kinds = list(_SHOWS.get(verdict, ()))
@@ -474,13 +475,22 @@ def prove_operators(ablator: Ablator, *, certain: bool) -> Attribution | None:
     """The decomposition or fake tensor at fault, among those that are ``certain``, as all fakes are, or the rest."""
     found = [each for each in ablator.once(OPERATORS.find) if each.culprit.stage in (DECOMPOSITION, FAKE_TENSOR)]
     chosen = [each for each in found if (each.certain or each.culprit.stage == FAKE_TENSOR) == certain]
-    attribution = prove_in_turn(ablator, chosen)
+    attribution = prove_in_turn(ablator, chosen) or (_prove_beside_lowering(ablator, chosen) if certain else None)
     if attribution is not None or not certain:
         return attribution
     fakes = [each.culprit for each in chosen if each.certain and each.culprit.stage == FAKE_TENSOR]
     first = next((each for each in chosen if each.certain and _tells_form(each, fakes)), None)
     # What no compile could do without (its sizes are symbols, say) is left to eager mode with the whole call.
     return prove_at_call(ablator, first) if first is not None else None
+
+
+def _prove_beside_lowering(ablator: Ablator, certain: Sequence[Found]) -> Attribution | None:
+    """The first decomposition that is wrong, where the lowering of what it decomposes repeats its fault."""
+    first = next((each for each in certain if isinstance(each.without, Undecomposed)), None)
+    if first is None or not isinstance(first.without, Undecomposed):
+        return None
+    repaired = ablator.attempt_under(first.without, with_aten(first.without.names))[1]
+    return Attribution(replace(first.culprit, necessary=True)) if repaired else None
 
 
 def _tells_form(found: Found, fakes: Sequence[Culprit]) -> bool:

@@ -23,6 +23,7 @@ from fuzzcompile.compiler.torch_config import compile_in_process, drop_broken_ke
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.diagnosis.bitwise.execution import apply_contract
 from fuzzcompile.diagnosis.engine import TriageProgress, triage
+from fuzzcompile.diagnosis.refusals import CannotJudge
 from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.diagnosis.worker.ledger_files import dump_ledger
 from fuzzcompile.diagnosis.worker.rank_processes import seat_ranks
@@ -422,7 +423,10 @@ def _judge_ending(
     if ending is None:
         return replace(first, notes=(*first.notes, "the script was not run to its end: that took too long"))
     if ending.parting is not None:
-        whole = judge_case(make_whole_case(case, file, device, ending.parting), progress, device, deadline)
+        try:
+            whole = judge_case(make_whole_case(case, file, device, ending.parting), progress, device, deadline)
+        except CannotJudge as error:
+            return replace(first, notes=(*first.notes, f"to its end, {error}"))
         if whole.is_bug:
             return replace(whole, call={"number": WHOLE, "dynamic": False})
         said = f"to its end, the script is {whole.verdict}: {whole.detail or whole.failure}"

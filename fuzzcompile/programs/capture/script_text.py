@@ -13,10 +13,8 @@ _DIFFERENTIATING = {"backward", "grad", "vjp", "jvp"}
 _CHECKING = {"assert_close", "assert_allclose", "assert_equal", "assert_array_equal", "exit"}
 # Calls with a trailing underscore that a result does not refuse, but for those of ``torch.nn.init``.
 _HARMLESS = {"requires_grad_", "init"}
-_AGAIN = (
-    *(ast.For, ast.While, ast.AsyncFor, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda),
-    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
-)
+_REPEATING = (ast.For, ast.While, ast.AsyncFor, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_AGAIN = (*_REPEATING, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 def makes_one_call(source: str) -> bool:
@@ -39,14 +37,13 @@ def tests_results(source: str) -> bool:
     That is a write in place, a further backward pass, and what reads or copies a tensor's memory.
     """
     tree = ast.parse(source)
-    backward = 0
+    again = [part for node in ast.walk(tree) if isinstance(node, _REPEATING) for part in ast.walk(node)]
+    if sum(_name_call(node) in _DIFFERENTIATING for node in (*ast.walk(tree), *again)) > 1:
+        return True
     for node in _walk_driving(tree, _list_compiled(tree)):
-        if isinstance(node, ast.For | ast.While):
-            backward += any(_name_call(part) in _DIFFERENTIATING for part in ast.walk(node))  # again and again
         name = _name_call(node)
-        backward += name in _DIFFERENTIATING
         in_place = name.endswith("_") and not name.startswith("_") and _HARMLESS.isdisjoint(_name_parts(node))
-        if name in _READING | _CHECKING or in_place or backward > 1 or isinstance(node, ast.Assert | ast.Raise):
+        if name in _READING | _CHECKING or in_place or isinstance(node, ast.Assert | ast.Raise):
             return True
     return False
 

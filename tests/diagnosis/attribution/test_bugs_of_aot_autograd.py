@@ -455,9 +455,25 @@ def make():
 """
 
 
-def test_what_torch_refuses_to_compile_with_a_reason_is_no_bug(write_case: Callable[..., Path]):
+TWICE_DIFFERENTIATED = """
+import torch
+
+GRAD = "enabled"
+
+def run(program, inputs):
+    (x,) = inputs
+    (first,) = torch.autograd.grad(program(x).sum(), x, create_graph=True)
+    return torch.autograd.grad(first.sum(), x)
+
+def make():
+    return torch.sin, (torch.ones(3, requires_grad=True),)
+"""
+
+
+@pytest.mark.parametrize("source", [WRITTEN_THROUGH_AS_STRIDED, TWICE_DIFFERENTIATED], ids=["as_strided", "twice"])
+def test_what_torch_refuses_to_compile_with_a_reason_is_no_bug(source: str, write_case: Callable[..., Path]):
     with pytest.raises(CannotJudge, match="refuses to compile"):
-        triage(load_case(write_case(WRITTEN_THROUGH_AS_STRIDED)), torch.device("cpu"))
+        triage(load_case(write_case(source)), torch.device("cpu"))
 
 
 # What is drawn is not read: the generator alone tells that other numbers were taken from it.

@@ -603,3 +603,45 @@ def test_where_nothing_else_is_proved_the_only_call_behind_which_all_is_right_is
     culprit = report["culprit"]
     assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("functionalization", "torch.var", True)
     assert report["confidence"] == "low", "a graph break moves much, and no part of the compiler is at fault by it"
+
+
+# Eager's kernel copies a dimension whose size stays; the decomposition resamples it, and so does the lowering.
+RESAMPLED = """
+import torch
+import torch.nn.functional as F
+
+def program(x):
+    return F.interpolate(x, scale_factor=(1.3, 1.5), mode="nearest")
+
+def make():
+    return program, (torch.arange(12.0).view(1, 1, 3, 4),)
+"""
+
+
+def test_a_decomposition_whose_fault_the_lowering_repeats_is_named(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(RESAMPLED)), torch.device("cpu")).to_json()
+    if not report["is_bug"]:
+        pytest.skip(f"torch {torch.__version__} copies such a dimension")
+    culprit = report["culprit"]
+    assert (culprit["stage"], culprit["rewrite"]) == ("decomposition", "aten.upsample_nearest2d.vec")
+    assert culprit["necessary"] is True
+
+
+# One call, and nothing that proves what is at fault in it: deviations far below float32's squares.
+SINGLE = """
+import torch
+
+def program(x):
+    return x.std()
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(64) * 1e-30,)
+"""
+
+
+def test_of_a_program_with_one_call_that_call_is_suspected(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(SINGLE)), torch.device("cpu")).to_json()
+    if not report["is_bug"]:
+        pytest.skip(f"torch {torch.__version__} computes it with eager's precision")
+    assert (report["culprit"]["rewrite"], report["confidence"]) == ("std", "low")

@@ -766,3 +766,27 @@ def test_a_tensor_that_eager_mode_makes_in_vain_is_not_blamed(write_case: Callab
     monkeypatch.setattr(TorchInGraphFunctionVariable, "call_function", call_cos)
     culprit = triage(load_case(write_case(UNWRITTEN)), torch.device("cpu")).to_json()["culprit"]
     assert culprit["stage"] == "dynamo" and "new_empty" not in culprit["rewrite"]
+
+
+ROUNDED = """
+import torch
+
+DYNAMIC = True
+
+def program(x):
+    tens = round(x.shape[0], -1)
+    return x * tens
+
+def make():
+    return program, (torch.ones(14),)
+"""
+
+
+def test_a_number_that_is_made_of_sizes_is_compared_as_it_is_traced(write_case: Callable[..., Path]):
+    """#198064: rounded to tens, a size that dynamo leaves open stays what it is."""
+    report = triage(load_case(write_case(ROUNDED)), torch.device("cpu")).to_json()
+    if not report["is_bug"]:
+        pytest.skip(f"torch {torch.__version__} rounds sizes")
+    culprit = report["culprit"]
+    assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("dynamo", "round(int, int)", True)
+    assert tell_mechanism(report) == "Behind `round(int, int)`, dynamo has 14, where Python has 10."

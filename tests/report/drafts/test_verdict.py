@@ -51,6 +51,12 @@ def test_numbers_that_json_cannot_hold_have_their_names():
     assert " inf " in text and "compiled nan" in text and "None" not in text
 
 
+def test_a_value_of_python_has_no_row_of_errors():
+    text = printed(report("miscompile", output(finding="integer", detail="eager int 10, compiled int 14", where=None)))
+    assert "out0: eager int 10, compiled int 14" in text
+    assert "noise" not in text
+
+
 def test_metadata_has_no_numbers_in_the_table():
     text = printed(report("metadata", output(finding="stride", detail="eager (4, 1), compiled (1, 2)", where=None)))
     assert "out0: stride: eager (4, 1), compiled (1, 2)" in text
