@@ -43,6 +43,7 @@ from fuzzcompile.run.observation import Observation
 from fuzzcompile.run.ranks import collect_answers, meet_at, on_all_ranks
 from fuzzcompile.run.runs import fingerprint_streams, observe
 from fuzzcompile.run.seats import find_free_port
+from fuzzcompile.run.transforms import leave_function_modes
 
 # Calls of one script that are looked at.
 _MOST_CALLS = 64
@@ -171,8 +172,9 @@ class _Look:
         self.looked += 1
         self.firsts.setdefault(record.number, (number, str(record)))
         self._looking = True
-        present, ambient = PresentState(roots_of_call(record.target, arguments)), Ambient.current()
-        with self.run.interception.suspend():
+        ambient = Ambient.current()
+        with self.run.interception.suspend(), leave_function_modes():
+            present = PresentState(roots_of_call(record.target, arguments))
             try:
                 self._last = [record_call(record.target, arguments, self._last)]
                 ends = self._look_at(record, number, ambient)

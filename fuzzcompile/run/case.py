@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.model.contract import COMPILE
@@ -127,6 +128,7 @@ class Case:
     # Calls the model in another way than ``model(*inputs)``.
     run: Callable[[Callable[..., object], object], object] | None
     ambient: Callable[[], AbstractContextManager[object]] = nullcontext  # entered around every run (autocast)
+    modes: tuple[TorchFunctionMode, ...] = ()  # entered around every call, and nothing else
     reseed: Callable[[], None] | None = None  # sets the random state in which a run begins
     state: CapturedState | None = None  # is restored instead; ``make`` then returns the same objects every time
     notes: tuple[str, ...] = ()  # what a user should know about how the file was read

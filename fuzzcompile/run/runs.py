@@ -55,7 +55,7 @@ from fuzzcompile.run.ranks import check_company, merge_ranks, on_all_ranks
 from fuzzcompile.run.reachable_state import ReachedObjects, list_undos
 from fuzzcompile.run.tensors import SHORT_FLOATS, describe_structure, is_wrapper, list_tensors, list_wrapped
 from fuzzcompile.run.torch_attributes import ReplacedAttribute
-from fuzzcompile.run.transforms import leave_transforms, put_tangents
+from fuzzcompile.run.transforms import enter_function_modes, leave_transforms, put_tangents
 
 T = TypeVar("T")
 # Folders of the compiler, whose warnings about itself are left out.
@@ -451,13 +451,14 @@ def drive(case: Case, target: Callable[..., object], arguments: object) -> objec
         Exception: whatever the program raises.
     """
     check_company()
-    if case.run is not None:
-        return case.run(target, arguments)
-    if isinstance(arguments, Arguments):
-        return target(*arguments.args, **arguments.kwargs)
-    if isinstance(arguments, dict):
-        return target(**arguments)
-    return target(*arguments) if isinstance(arguments, tuple) else target(arguments)
+    with enter_function_modes(case.modes):
+        if case.run is not None:
+            return case.run(target, arguments)
+        if isinstance(arguments, Arguments):
+            return target(*arguments.args, **arguments.kwargs)
+        if isinstance(arguments, dict):
+            return target(**arguments)
+        return target(*arguments) if isinstance(arguments, tuple) else target(arguments)
 
 
 def fingerprint_streams() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Function transforms and forward mode: tangents put on inputs, and levels that a program did not leave (it raised).
+"""What surrounds a program's calls of torch: transforms, levels of forward mode with tangents, modes of its own.
 
 A tangent lives as long as its level (`torch.autograd.forward_ad.dual_level`), a copy of an input as long as the case:
 tangents are kept beside copies, and put on them again for a call.
@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
+from torch import overrides
 from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._device import DeviceContext
 
 T = TypeVar("T")
 _KEPT = "_tangent_of_input"
@@ -86,3 +89,45 @@ def _refuses_level() -> bool:
         return True
     torch._C._exit_dual_level(level=level)
     return False
+
+
+# Modes of a script's own, which see each of its calls of torch's functions; a default device is one of torch's.
+
+
+def list_function_modes() -> tuple[TorchFunctionMode, ...]:
+    """The modes that are entered, the outermost first."""
+    return tuple(mode for mode in _read_stack() if not isinstance(mode, DeviceContext))
+
+
+@contextlib.contextmanager
+def leave_function_modes() -> Iterator[None]:
+    """Leave them in the block: what is done there with tensors is none of the script's calls."""
+    entered = _read_stack()
+    with _put_modes((), entered), _put_modes([mode for mode in entered if isinstance(mode, DeviceContext)], ()):
+        yield
+
+
+def enter_function_modes(modes: Sequence[TorchFunctionMode]) -> contextlib.AbstractContextManager[None]:
+    """Enter modes in a block, without what they do themselves where they are entered and left."""
+    return _put_modes(modes, ())
+
+
+def _read_stack() -> Sequence[TorchFunctionMode]:
+    stack: Sequence[TorchFunctionMode] = overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return stack
+
+
+@contextlib.contextmanager
+def _put_modes(put: Sequence[TorchFunctionMode], taken: Sequence[TorchFunctionMode]) -> Iterator[None]:
+    """Take modes off the stack and put others on it; the other way round after the block."""
+    for _ in taken:
+        overrides._pop_mode()  # type: ignore[no-untyped-call]
+    for mode in put:
+        overrides._push_mode(mode)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for _ in put:
+            overrides._pop_mode()  # type: ignore[no-untyped-call]
+        for mode in taken:
+            overrides._push_mode(mode)  # type: ignore[no-untyped-call]

@@ -107,7 +107,7 @@ def _show_coverage(
     patterns, missing = _measure_attention(resolved, table) if attention else (None, None)
     reached = None if probing is None else _measure_code(table, location, probing, seconds, device)
     if report is not None:
-        _write_report(report, table, patterns, missing)
+        _write_report(report, table, patterns, missing, reached)
     if as_json:
         content = _make_json(table, shown)
         if attention:
@@ -185,7 +185,13 @@ def _print_code(code: CodeCoverage, *, every: bool) -> None:
     )
 
 
-def _write_report(path: Path, table: CoverageTable, patterns: AttentionCoverage | None, missing: str | None) -> None:
+def _write_report(
+    path: Path,
+    table: CoverageTable,
+    patterns: AttentionCoverage | None,
+    missing: str | None,
+    reached: CodeCoverage | None,
+) -> None:
     """Write the report in Markdown; without ``patterns``, ``missing`` says why if they were asked for."""
     import torch
 
@@ -212,6 +218,7 @@ def _write_report(path: Path, table: CoverageTable, patterns: AttentionCoverage 
         reasons=[(*place, listed) for place, listed in names.items()],
         attention=patterns,
         missing=missing,
+        reached=reached,
         version=__version__,
         versions=versions(machine),
         clock=format_duration,

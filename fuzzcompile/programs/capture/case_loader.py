@@ -65,6 +65,7 @@ from fuzzcompile.run.reachable_state import ReachedObjects, get_own_dict, is_mod
 from fuzzcompile.run.runs import observe
 from fuzzcompile.run.seats import forms_group
 from fuzzcompile.run.tensors import list_tensors
+from fuzzcompile.run.transforms import leave_function_modes
 
 # Attributes by which a callable runs its own backward pass, which frees its graph.
 _OWN_BACKWARD = {"backward", "grad"}
@@ -178,12 +179,13 @@ class ScriptRun:
             return
         if self.record is not None:
             raise CallReached  # a bare except in the script has swallowed the first one
-        history = self.history.setdefault(record.number, CallHistory())
-        if number < self.wanted:
-            history.add(record.target, arguments)
-            return
-        self.ambient, self.configs = Ambient.current(), diff_configs(self.configs)
-        self.calls = history.until(record.target, arguments)
+        history, ambient = self.history.setdefault(record.number, CallHistory()), Ambient.current()
+        with leave_function_modes():
+            if number < self.wanted:
+                history.add(record.target, arguments)
+                return
+            self.ambient, self.configs = ambient, diff_configs(self.configs)
+            self.calls = history.until(record.target, arguments)
         self.record = record
         raise CallReached
 
@@ -473,6 +475,7 @@ def _capture_made(case: Case) -> Case:
         make=lambda: (model, inputs),
         calls=later or None,
         ambient=ambient.enter,
+        modes=ambient.modes,
         reseed=ambient.random.restore,
         state=state,
     )

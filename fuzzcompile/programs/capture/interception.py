@@ -144,6 +144,7 @@ def make_captured_case(
         calls=later or None,
         run=None,
         ambient=ambient.enter,
+        modes=ambient.modes,
         reseed=ambient.random.restore,
         state=Worlds([call.world for call in calls]),
         notes=tuple(notes),

@@ -19,13 +19,14 @@ import numpy
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
 
 from fuzzcompile.run.case import GradMode
 from fuzzcompile.run.device import AutocastRegions, Numerics, apply_numerics, list_held
 from fuzzcompile.run.reachable_state import ReachedObjects, list_undos
 from fuzzcompile.run.sharded_tensors import adopt_dtype
 from fuzzcompile.run.tensors import KnownCopies, StorageCopier, is_freed, is_wrapper, list_wrapped, measure_storages
-from fuzzcompile.run.transforms import enter_level, is_level_entered
+from fuzzcompile.run.transforms import enter_level, is_level_entered, leave_function_modes, list_function_modes
 
 # The state that surrounds a call: grad mode, autocast, numerics, defaults, random generators.
 
@@ -69,7 +70,8 @@ class RandomState:
 class Ambient:
     """The state around a call, which surrounds each run of it again.
 
-    ``has_tangents`` says that the call is made within a level of forward-mode differentiation.
+    ``has_tangents`` says that the call is made within a level of forward-mode differentiation, and ``modes`` are those
+    of the script's own that see its calls of torch's functions.
     """
 
     grad: GradMode
@@ -80,10 +82,17 @@ class Ambient:
     precisions: tuple[str, ...]
     device: torch.device
     has_tangents: bool
+    modes: tuple[TorchFunctionMode, ...]
 
     @classmethod
     def current(cls) -> Ambient:
         """The state as it is now."""
+        modes = list_function_modes()
+        with leave_function_modes():
+            return cls._read(modes)
+
+    @classmethod
+    def _read(cls, modes: tuple[TorchFunctionMode, ...]) -> Ambient:
         recording: GradMode = "enabled" if torch.is_grad_enabled() else "no_grad"
         return cls(
             "inference_mode" if torch.is_inference_mode_enabled() else recording,
@@ -94,11 +103,12 @@ class Ambient:
             tuple(str(group.fp32_precision) for group in _precision_groups()),
             torch.get_default_device(),
             is_level_entered(),
+            modes,
         )
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[None]:
-        """Apply the state in the block, except for grad mode and random state, which a run sets itself."""
+        """Apply the state in the block, except for grad mode, random state and modes, which a run sets itself."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(apply_numerics(self.numerics))
             for (read, write), value in zip(_SWITCHES, self.switches, strict=True):

@@ -249,9 +249,12 @@ def test_code_is_reached_by_the_programs_that_need_it(tmp_path):
                 source = REACHING.format(program=program)
                 record = CaseRecord(hashlib.sha256(source.encode()).hexdigest(), source, origin="generated")
                 store.record(campaign, record, environment, REPORT)
-        status, out, _ = call("coverage", "--json", "--corpus", path, "--code", "60s", "--device", "cpu")
+        report = tmp_path / "coverage.md"
+        asked = ("--code", "60s", "--device", "cpu", "--report", report)
+        status, out, _ = call("coverage", "--json", "--corpus", path, *asked)
         assert status == 0
         code = json.loads(out)["code"]
         assert (code["cases"], code["failed"]) == (len(programs), 0)
+        assert f"are reached by {len(programs)} of {len(programs)} cases." in report.read_text()
         shares.append({row["stage"]: row["share"] for row in code["stages"]})
     assert all(1 > shares[1][stage] > shares[0][stage] > 0 for stage in ("dynamo", "lowering", "decomposition"))

@@ -192,3 +192,27 @@ def test_nothing_of_one_file_reaches_the_next(tmp_path: Path):
     assert not torch.is_autocast_enabled("cpu")
     compiled = torch.compile(lambda x: x + 1, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(torch.ones(1)), torch.tensor([2.0]))
+
+
+DOUBLED = """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Doubles(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            self.seen = getattr(self, "seen", ()) + (func,)
+            out = func(*args, **(kwargs or {}))
+            return out * 2 if isinstance(out, torch.Tensor) else out
+
+    x, mode = torch.ones(2, 3), Doubles()
+    with mode:
+        torch.compile(torch.Tensor.sin)(x)
+"""
+
+
+def test_a_mode_of_the_scripts_own_sees_its_calls_and_no_others(script: Loader):
+    case = script(DOUBLED)
+    (mode,) = case.modes
+    seen = run_eager(case, CPU).index_by_name()
+    assert torch.equal(seen["out0"].value, 2 * torch.ones(2, 3).sin())
+    assert set(mode.seen) == {torch.Tensor.sin}
