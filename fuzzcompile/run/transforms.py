@@ -1,4 +1,4 @@
-"""What surrounds a program's calls of torch: transforms, levels of forward mode with tangents, modes of its own.
+"""Surroundings of a program's calls of torch: transforms, levels of forward mode with tangents, modes of its own.
 
 A tangent lives as long as its level (`torch.autograd.forward_ad.dual_level`), a copy of an input as long as the case:
 tangents are kept beside copies, and put on them again for a call.
