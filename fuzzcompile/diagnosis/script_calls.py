@@ -24,8 +24,9 @@ from fuzzcompile.diagnosis.stale_calls import Attempt, explain_cached_graph, exp
 from fuzzcompile.diagnosis.triage_report import TriageReport
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
+from fuzzcompile.model.evidence import ALSO_COMPILED, JUDGED
 from fuzzcompile.model.verdicts import FORMS
-from fuzzcompile.programs.capture.case_loader import ALSO_COMPILED, NOT_REACHED, ScriptRun
+from fuzzcompile.programs.capture.case_loader import NOT_REACHED, ScriptRun
 from fuzzcompile.programs.capture.interception import (
     CallReached,
     CompiledCallable,
@@ -195,7 +196,7 @@ class _Look:
             path=self.file.path,
             source=self.file.source,
             backward=self.run.differentiates(self._last, ambient),
-            notes=[f"judged: call {number} of the {self.file.kind}, {record}"],
+            notes=[f"{JUDGED}call {number} of the {self.file.kind}, {record}"],
         )
         before = fingerprint_streams()
         eager = self._observe(case, case.make()[0])

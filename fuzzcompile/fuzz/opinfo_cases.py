@@ -77,7 +77,7 @@ def _load_database() -> dict[tuple[str, str], Any]:
             from torch.testing._internal.common_methods_invocations import op_db
     except ImportError as error:
         raise EnvironmentUnfit(
-            f"Torch's tables of operators cannot be imported ({error}): pip install 'fuzzcompile[opinfo]'."
+            f"Torch's tables of operators cannot be imported ({error}): pip install {error.name or 'torch'}."
         ) from error
     return {(entry.name, entry.variant_test_name): entry for entry in op_db}
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
+JUDGED, ALSO_COMPILED = "judged: ", "also compiled: "
+"""Beginnings of the notes on which part of a script a report is about, and which it is not."""
 _OBSERVABLE = re.compile(
     r"(?:rank(?P<rank>\d+)\.)?(?:call(?P<call>\d+)\.)?"
     r"(?:(?P<derivative>gradient|tangent) of )?(?P<what>.+?)(?P<after> after the call)?",

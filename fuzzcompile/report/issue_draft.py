@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from fuzzcompile.model.culprit_contract import format_place, read_details
+from fuzzcompile.model.evidence import ALSO_COMPILED, JUDGED
 from fuzzcompile.model.package_files import get_environment
 from fuzzcompile.model.privacy import fold_lines, scrub
 from fuzzcompile.model.severity import Severity
@@ -186,9 +187,10 @@ def _tell_step(step: float) -> str:
 
 
 def _iter_notes(facts: IssueFacts) -> Iterator[str]:
-    """The notes of the report; that a proved culprit has no cause is about its signature, and nothing for a reader."""
+    """The notes on what was not seen: none on which part of a script it is, nor on the cause of a proved culprit."""
+    aside = (JUDGED, ALSO_COMPILED, *([NO_CAUSE] if facts.proved else []))
     for note in facts.report.get("evidence", {}).get("notes") or ():
-        if not (facts.proved and note.startswith(NO_CAUSE)):
+        if not note.startswith(aside):
             yield note
 
 

@@ -31,6 +31,7 @@ from fuzzcompile.compiler.target.target_process import current_target
 from fuzzcompile.compiler.torch_api import copy_configs, diff_configs, reset_compiler
 from fuzzcompile.compiler.torch_config import preserve_config
 from fuzzcompile.model.errors import CaseError, describe_error, format_message
+from fuzzcompile.model.evidence import ALSO_COMPILED, JUDGED
 from fuzzcompile.model.hints import format_command
 from fuzzcompile.programs.capture.interception import (
     CallHistory,
@@ -96,8 +97,8 @@ def load_script(file: CaseFile, device: torch.device, *, call: int | None = None
     )
 
 
-ALSO_COMPILED, NOT_REACHED = "also compiled: ", "not reached: torch.compile at "
-"""Beginning of the remark on the callables of a script that are not judged."""
+NOT_REACHED = "not reached: torch.compile at "
+"""Beginning of the remark on the places of a script to which the judged call has not come."""
 Visit = Callable[[CompiledCallable, Arguments, int], None]
 """Looks at one call of a script, given its callable, its inputs and its number from 1; it may raise CallReached."""
 
@@ -192,7 +193,7 @@ class ScriptRun:
     def notes(self, record: CompiledCallable) -> list[str]:
         """Remarks for the user: what is judged and what is not, and the state that could not be kept."""
         calls, compiled = self.calls, self.interception.compiled
-        notes = [f"judged: call {self.wanted} of the {self.file.kind}, {record}", *self.file.notes]
+        notes = [f"{JUDGED}call {self.wanted} of the {self.file.kind}, {record}", *self.file.notes]
         also_compiled = list(dict.fromkeys(str(other) for other in compiled if other.number != record.number))
         if also_compiled:
             notes.append(f"{ALSO_COMPILED}{', '.join(also_compiled[:8])}; --call N judges another call")
@@ -393,7 +394,7 @@ def submodule_case(case: Case, path: str, device: torch.device) -> Case:
         path=case.path,
         source=case.source,
         backward=case.backward and ambients[0].grad == "enabled",
-        notes=(*case.notes, f"judged: module {path} alone, on the inputs that it gets in {case.name}"),
+        notes=(*case.notes, f"{JUDGED}module {path} alone, on the inputs that it gets in {case.name}"),
     )
 
 

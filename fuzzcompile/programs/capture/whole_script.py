@@ -17,6 +17,7 @@ import torch
 from fuzzcompile.compiler.session import open_plain_session
 from fuzzcompile.model.contract import WHOLE, LaterCallJson
 from fuzzcompile.model.errors import CaseError
+from fuzzcompile.model.evidence import JUDGED
 from fuzzcompile.programs.capture.case_loader import ScriptRun, load
 from fuzzcompile.programs.capture.interception import CallReached
 from fuzzcompile.programs.capture.script_process import ring
@@ -210,7 +211,7 @@ def make_whole_case(case: Case, file: CaseFile, device: torch.device, parting: R
         settings=case.settings,
         calls=None,
         run=None,
-        notes=(f"judged: the {file.kind} to its end, for {parting.kind} at {file.place(parting.line)}",),
+        notes=(f"{JUDGED}the {file.kind} to its end, for {parting.kind} at {file.place(parting.line)}",),
     )
 
 
