@@ -542,6 +542,13 @@ def test_absolute_paths_are_cut(text, clean):
     assert scrub(text) == clean
 
 
+def test_what_could_not_be_seen_does_not_list_which_call_was_judged():
+    notes = ["judged: call 2 of the script, f (line 3)", "also compiled: g (line 4)", "not watched: kernels"]
+    text = draft(evidence={"outputs": [WRONG], "notes": notes})
+    assert "- not watched: kernels" in text
+    assert "judged: " not in text and "also compiled" not in text
+
+
 def test_no_path_of_the_machine_is_in_any_part_of_a_draft():
     path = "/home/someone/project/x.py"
     culprit = {**CULPRIT, "source": path, "rewrite": path, "details": {"diff": f"+ {path}"}}
