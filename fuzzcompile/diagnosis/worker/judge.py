@@ -341,10 +341,16 @@ def open_case(task: JudgeTask, device: torch.device) -> Iterator[tuple[CaseFile,
 
 
 # Seconds for a look at a script's later calls, at most, and the calls that are judged in full.
-_LOOKING_SECONDS = 60.0
+_LOOKING_SECONDS = MOST_SECONDS
 _MOST_JUDGED = 3
 # The least seconds that are left for a look in several processes, one of which may wait for another in vain.
 _LEAST_SECONDS = 40.0
+
+
+def _end_look(deadline: float | None) -> float:
+    """The moment at which a look at a script that begins now is over."""
+    ends = time.monotonic() + _LOOKING_SECONDS
+    return ends if deadline is None else min(ends, deadline)
 
 
 def _asks_for_whole_script(file: CaseFile, task: JudgeTask) -> bool:
@@ -384,8 +390,7 @@ def _judge_later_calls(
     """
     from fuzzcompile.diagnosis.script_calls import answer_with_later_calls, look_at_calls
 
-    ends, ignored = time.monotonic() + _LOOKING_SECONDS, list[int]()
-    ends = ends if deadline is None else min(ends, deadline)
+    ends, ignored = _end_look(deadline), list[int]()
     while True:
         say("looking at the script's later calls")
         looked = look_at_calls(file, device, ends, ignored)
@@ -418,8 +423,7 @@ def _judge_ending(
     if not tests_results(file.source):
         return first
     say("running the script to its end")
-    ends = time.monotonic() + MOST_SECONDS
-    ending = find_ending(file, device, ends if deadline is None else min(ends, deadline))
+    ending = find_ending(file, device, _end_look(deadline))
     if ending is None:
         return replace(first, notes=(*first.notes, "the script was not run to its end: that took too long"))
     if ending.parting is not None:

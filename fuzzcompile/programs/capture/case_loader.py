@@ -180,12 +180,13 @@ class ScriptRun:
             return
         if self.record is not None:
             raise CallReached  # a bare except in the script has swallowed the first one
-        history, ambient = self.history.setdefault(record.number, CallHistory()), Ambient.current()
-        with leave_function_modes():
-            if number < self.wanted:
+        history = self.history.setdefault(record.number, CallHistory())
+        if number < self.wanted:
+            with leave_function_modes():
                 history.add(record.target, arguments)
-                return
-            self.ambient, self.configs = ambient, diff_configs(self.configs)
+            return
+        self.ambient, self.configs = Ambient.current(), diff_configs(self.configs)
+        with leave_function_modes():
             self.calls = history.until(record.target, arguments)
         self.record = record
         raise CallReached
