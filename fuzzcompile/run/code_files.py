@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +18,11 @@ INSTALLED = ("site-packages", "dist-packages")
 Owner = Literal["program", "library", "torch", "python", "fuzzcompile"]
 _TORCH = Path(torch.__file__).parent
 _STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
+# Files between a call in the program and what sees it.
+_BETWEEN = (
+    *("torch/overrides.py", "torch/_tensor.py", "torch/_ops.py", "torch/utils/", "torch/_jit_internal.py"),
+    *("torch/_compile.py", "torch/_dynamo/", "torch/_decomp/", "torch/_refs/", "torch/_prims"),
+)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -47,3 +54,19 @@ def get_module_file(module: str) -> str:
 def is_user_file(filename: str) -> bool:
     """Return whether this is a file of Python of the program's own."""
     return filename.endswith(".py") and find_owner(filename) == "program"
+
+
+def iter_program_lines() -> Iterator[str]:
+    """``file.py:line`` of the callers under way, innermost first, as dynamo gives them: modules of torch included.
+
+    Ends where our own code drives the program. A module of ours whose frames stand between the program and what asks
+    for its line has a global ``__watches_calls__``.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        path, module = Path(frame.f_code.co_filename).as_posix(), frame.f_globals
+        if not module.get("__watches_calls__") and not any(part in path for part in _BETWEEN):
+            if find_owner(frame.f_code.co_filename) == "fuzzcompile":
+                return
+            yield f"{Path(path).name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]

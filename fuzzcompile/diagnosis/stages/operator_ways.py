@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
@@ -46,6 +44,7 @@ from fuzzcompile.model.thresholds import NOISE_SEEDS, OTHER_NUMBERS, ROUNDING_FA
 from fuzzcompile.model.verdicts import ERRORS, HARMLESS, VALUES, Verdict
 from fuzzcompile.run import metrics, runs
 from fuzzcompile.run.case_program import build
+from fuzzcompile.run.code_files import iter_program_lines
 from fuzzcompile.run.device import describe_run_error
 from fuzzcompile.run.metrics import have_same_values
 from fuzzcompile.run.ranks import require_one_process
@@ -317,30 +316,8 @@ class _InputName(str):
     __repr__ = str.__str__
 
 
-# Files between a call in the program and what sees it.
-_BETWEEN = (
-    *("torch/overrides.py", "torch/_tensor.py", "torch/_ops.py", "torch/utils/", "torch/_jit_internal.py"),
-    *("torch/_compile.py", "torch/_dynamo/", "torch/_decomp/", "torch/_refs/", "torch/_prims"),
-)
-_OURS = __name__.partition(".")[0]
-# Modules of ours that stand between a call and the program say so themselves.
+# Stands between a call and the program (`iter_program_lines`).
 __watches_calls__ = True
-
-
-def iter_program_lines() -> Iterator[str]:
-    """``file.py:line`` of the callers under way, innermost first, as dynamo gives them: modules of torch included.
-
-    Ends where our own code drives the program. A module of ours whose frames stand between the program and what asks
-    for its line has a global ``__watches_calls__``.
-    """
-    frame = sys._getframe(1)
-    while frame is not None:
-        path, module = Path(frame.f_code.co_filename).as_posix(), frame.f_globals
-        if not module.get("__watches_calls__") and not any(part in path for part in _BETWEEN):
-            if str(module.get("__name__")).partition(".")[0] == _OURS:
-                return
-            yield f"{Path(path).name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
 
 
 class OperatorCheck:

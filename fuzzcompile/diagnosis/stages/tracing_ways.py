@@ -48,7 +48,6 @@ from fuzzcompile.compiler.watch.rule_labels import find_location, find_source
 from fuzzcompile.diagnosis.attribution.culprit import Ablator, Attribution, Culprit, Divergence
 from fuzzcompile.diagnosis.oracle.rounding import relative_change
 from fuzzcompile.diagnosis.stages import ways
-from fuzzcompile.diagnosis.stages.operator_ways import iter_program_lines
 from fuzzcompile.diagnosis.stages.ways import Found, Suspect, iter_captured
 from fuzzcompile.diagnosis.trials.experiments import Experiments, run_compiled
 from fuzzcompile.model.culprit_contract import DetailsJson
@@ -59,7 +58,7 @@ from fuzzcompile.model.thresholds import ANOTHER_CALL_ULPS
 from fuzzcompile.model.verdicts import AGREEING
 from fuzzcompile.run import runs
 from fuzzcompile.run.case_program import build
-from fuzzcompile.run.code_files import get_module_file, shorten_file
+from fuzzcompile.run.code_files import get_module_file, iter_program_lines, shorten_file
 from fuzzcompile.run.observation import Failure
 from fuzzcompile.run.ranks import require_one_process
 
