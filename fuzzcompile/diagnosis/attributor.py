@@ -163,22 +163,26 @@ def _iter_candidates(culprit: Culprit, ablator: Ablator) -> Iterator[CompileChan
 _EARLIER = (DYNAMO, FUNCTIONALIZATION)
 
 
-def attribute(ablator: Ablator, *, thorough: bool = False, unsteady: bool = False) -> Attribution:
+def attribute(
+    ablator: Ablator, *, thorough: bool = False, unsteady: bool = False, part: Ablator | None = None
+) -> Attribution:
     """Look where the table of the stages says, in its order; out of time, name the first suspect as it stands.
 
     ``thorough`` tries every backend of the ladder that PyTorch's issue form asks for, whatever is at fault. Of a bug
     that comes and goes (``unsteady``), each compile is made several times, and one that stays away has no culprit.
+    The culprit is looked for in a ``part`` of the program, if one is given; what a user can set, in all of it.
     """
     attribution: Attribution | None = None
+    searched = part or ablator
     try:
         if unsteady:
-            repeating = ablator.repeat()
+            repeating = searched.repeat()
             if repeating is None:
-                return Attribution(ablations=ablator.ablations)
-            ablator = repeating
-        attribution = _attribute_to_rewrites(ablator) or _attribute_around_rewrites(ablator)
-        attribution = _attribute_to_setting(ablator, attribution) or attribution
-        attribution = _attribute_to_call(ablator, attribution) or attribution
+                return Attribution(ablations=searched.ablations)
+            ablator = searched = repeating
+        attribution = _attribute_to_rewrites(searched) or _attribute_around_rewrites(searched)
+        attribution = _attribute_to_setting(searched, attribution) or attribution
+        attribution = _attribute_to_call(searched, attribution) or attribution
         if attribution.culprit is not None:
             attribution.workaround = find_workaround(ablator, attribution.culprit)
         tried = {ablation.toggle for ablation in ablator.ablations}
@@ -188,9 +192,9 @@ def attribute(ablator: Ablator, *, thorough: bool = False, unsteady: bool = Fals
                 ablator.is_repaired_by(backend, record=False)
     except OutOfTime:
         attribution = attribution or Attribution(find_first_rewrite(ablator), cut_off=True)
-    attribution = with_asserted_layout(attribution, ablator.trial)
-    attribution.ablations = ablator.ablations
-    attribution.culprit = _with_frames(ablator, attribution.culprit)
+    attribution = with_asserted_layout(attribution, searched.trial)
+    attribution.ablations = [*searched.ablations, *(ablator.ablations if part is not None else ())]
+    attribution.culprit = _with_frames(searched, attribution.culprit)
     return attribution
 
 

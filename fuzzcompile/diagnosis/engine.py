@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -47,80 +45,21 @@ from fuzzcompile.diagnosis.refusals import (
 from fuzzcompile.diagnosis.sharding_judgement import attribute_sharding_fault, judge_sharding
 from fuzzcompile.diagnosis.stages.own_choices import measure_against_updates
 from fuzzcompile.diagnosis.stale_calls import StaleCall, find_stale_call
-from fuzzcompile.diagnosis.triage_report import FUNCTORCH, Cost, TriageReport, find_rewrite_fate
+from fuzzcompile.diagnosis.triage_report import FUNCTORCH, Cost, TriageReport, find_rewrite_fate, make_error_maps
 from fuzzcompile.diagnosis.trials.case_runs import Trial
 from fuzzcompile.diagnosis.trials.experiments import Experiments
 from fuzzcompile.diagnosis.trials.stored_graphs import NOTHING_RESTORED
 from fuzzcompile.diagnosis.wrong_side import SideVerdict, attribute_eager_fault, find_wrong_side
 from fuzzcompile.model.compiler_toggles import NEUTRAL
-from fuzzcompile.model.contract import CACHED, EAGER, EXPORTED, ErrorMapJson
+from fuzzcompile.model.contract import CACHED, COMPILE, EAGER, EXPORTED
 from fuzzcompile.model.errors import MachineUnfit
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.model.stages import JOINT_GRAPH
-from fuzzcompile.model.verdicts import NO_REFERENCE, CoverageCount, Verdict
-from fuzzcompile.run import metrics
-from fuzzcompile.run.case import Case, CompileSettings
+from fuzzcompile.model.verdicts import AGREEING, NO_REFERENCE, CoverageCount, Verdict
+from fuzzcompile.run.case import Case, CompileSettings, keep_output
 from fuzzcompile.run.device import find_gpu_error
 from fuzzcompile.run.observation import Observation
-from fuzzcompile.run.tensors import densify
-
-# Error maps: the places at which a compiled program's outputs are wrong, in a grid small enough to print.
-
-CELLS = 32  # rows and columns of a map, at most
-_DIGITS = 4  # significant digits of an error
-# Findings with errors to show, and those of them that are no fault.
-_HARMLESS = ("close", "wild")
-_MEASURED = ("far", "nonfinite", "integer", *_HARMLESS)
-_MOST = 6  # outputs of one report
-
-
-def make_error_map(eager: torch.Tensor, compiled: torch.Tensor, exact: torch.Tensor) -> ErrorMapJson | None:
-    """The errors of eager and compiled against ``exact``, each cell the largest of the elements that it covers.
-
-    The tensor is read as a matrix: the last dimension of more than one element gives the columns, all others, one
-    behind the other, the rows. Rows and columns beyond :data:`CELLS` are gathered into ranges of nearly equal length.
-    None for fewer than two elements, and for tensors of different shapes.
-    """
-    shape = densify(eager).shape
-    if not (shape == densify(compiled).shape == densify(exact).shape) or shape.numel() < 2:
-        return None
-    split = max(dimension for dimension, size in enumerate(shape) if size > 1)
-    rows, columns = shape[:split].numel(), shape[split]
-    row_edges, column_edges = (
-        [length * part // parts for part in range(parts + 1)]
-        for length, parts in ((rows, min(rows, CELLS)), (columns, min(columns, CELLS)))
-    )
-
-    def fill_cells(values: torch.Tensor) -> list[list[float | None]]:
-        errors = metrics.distance(values, exact).view(rows, columns)
-        in_rows = torch.stack([errors[start:end].amax(0) for start, end in itertools.pairwise(row_edges)])
-        grid = torch.stack([in_rows[:, start:end].amax(1) for start, end in itertools.pairwise(column_edges)], 1)
-        return [[float(f"{e:.{_DIGITS}g}") if math.isfinite(e) else None for e in row] for row in grid.tolist()]
-
-    return {
-        "shape": list(shape),
-        "row_dims": split,
-        "rows": row_edges,
-        "columns": column_edges,
-        "eager": fill_cells(eager),
-        "compiled": fill_cells(compiled),
-    }
-
-
-def make_error_maps(experiments: Experiments, trial: Trial) -> dict[str, ErrorMapJson]:
-    """Return the error maps of the worst outputs, by name, among those that were measured and differ."""
-    exact = experiments.runs.exact if trial.judgement.casts_dropped else experiments.runs.reference
-    runs = [run.index_by_name() for run in (experiments.baseline, trial.observation, exact)]
-    random = trial.sampled or ()
-    measured = [c for c in trial.judgement.comparisons if c.finding in _MEASURED and c.name not in random]
-    maps = dict[str, ErrorMapJson]()
-    for comparison in sorted(measured, key=lambda c: (c.finding in _HARMLESS, -c.relative_error))[:_MOST]:
-        values = [run[comparison.name].value for run in runs if comparison.name in run]
-        if len(values) == len(runs) and all(isinstance(value, torch.Tensor) for value in values):
-            drawn = make_error_map(*values)
-            maps |= {} if drawn is None else {comparison.name: drawn}
-    return maps
 
 
 class TriageProgress:
@@ -250,8 +189,26 @@ class JudgedTrial:
         if self.side is not None and verdict is Verdict.EAGER_WRONG:
             return attribute_eager_fault(self.experiments, self.trial, self.side, unproved)
         unsteady = verdict is Verdict.NONDETERMINISTIC
-        attribution = attribute(self._make_ablator(), thorough=thorough, unsteady=unsteady)
+        judged = None if unsteady else self._judge_part()
+        part = None if judged is None else judged._make_ablator()
+        attribution = attribute(self._make_ablator(), thorough=thorough, unsteady=unsteady, part=part)
         return replace(attribution, changed_bits=unproved.changed_bits)
+
+    def _judge_part(self) -> JudgedTrial | None:
+        """The same verdict on the one of several returned values that shows it; None if none shows it alone.
+
+        A function that returns several values is often several programs, and each compile of one alone costs less.
+        """
+        experiments, wrong = self.experiments, self.trial.judgement.comparisons
+        number = experiments.runs.find_value([each.name for each in wrong if each.finding not in AGREEING])
+        if number is None or self.spent.is_late or find_path(experiments.case.settings, self.trial.how) != COMPILE:
+            return None
+        part = experiments.on_part(keep_output(experiments.case, number))
+        part.run_eager()
+        if part.runs.eager.failure:
+            return None
+        answer = JudgedTrial.decide(part, part.trial(), self.spent)
+        return answer if answer.decision.verdict is self.decision.verdict else None
 
     def _find_hit(self, known: Collection[tuple[str, str]]) -> Attribution | None:
         ablator = self._make_ablator()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
+
+import torch
 
 from fuzzcompile.compiler.compile_changes import InductorSettings
 from fuzzcompile.compiler.rule_catalogue import KnownRule, list_known_rules
@@ -45,11 +48,71 @@ from fuzzcompile.model.signatures import (
 )
 from fuzzcompile.model.stages import BY_NAME, FUNCTIONALIZATION, GRAPH_STAGES, PARTITION
 from fuzzcompile.model.verdicts import Comparison, CoverageCount, Verdict
+from fuzzcompile.run import metrics
 from fuzzcompile.run.observation import Failure
 from fuzzcompile.run.plants import list_plants
+from fuzzcompile.run.tensors import densify
 
 FUNCTORCH = "functorch."
 """Begins the name of a setting of AOTAutograd's among those that a case changes."""
+
+# Error maps: the places at which a compiled program's outputs are wrong, in a grid small enough to print.
+
+CELLS = 32  # rows and columns of a map, at most
+_DIGITS = 4  # significant digits of an error
+# Findings with errors to show, and those of them that are no fault.
+_HARMLESS = ("close", "wild")
+_MEASURED = ("far", "nonfinite", "integer", *_HARMLESS)
+_MOST = 6  # outputs of one report
+
+
+def make_error_map(eager: torch.Tensor, compiled: torch.Tensor, exact: torch.Tensor) -> ErrorMapJson | None:
+    """The errors of eager and compiled against ``exact``, each cell the largest of the elements that it covers.
+
+    The tensor is read as a matrix: the last dimension of more than one element gives the columns, all others, one
+    behind the other, the rows. Rows and columns beyond :data:`CELLS` are gathered into ranges of nearly equal length.
+    None for fewer than two elements, and for tensors of different shapes.
+    """
+    shape = densify(eager).shape
+    if not (shape == densify(compiled).shape == densify(exact).shape) or shape.numel() < 2:
+        return None
+    split = max(dimension for dimension, size in enumerate(shape) if size > 1)
+    rows, columns = shape[:split].numel(), shape[split]
+    row_edges, column_edges = (
+        [length * part // parts for part in range(parts + 1)]
+        for length, parts in ((rows, min(rows, CELLS)), (columns, min(columns, CELLS)))
+    )
+
+    def fill_cells(values: torch.Tensor) -> list[list[float | None]]:
+        errors = metrics.distance(values, exact).view(rows, columns)
+        in_rows = torch.stack([errors[start:end].amax(0) for start, end in itertools.pairwise(row_edges)])
+        grid = torch.stack([in_rows[:, start:end].amax(1) for start, end in itertools.pairwise(column_edges)], 1)
+        return [[float(f"{e:.{_DIGITS}g}") if math.isfinite(e) else None for e in row] for row in grid.tolist()]
+
+    return {
+        "shape": list(shape),
+        "row_dims": split,
+        "rows": row_edges,
+        "columns": column_edges,
+        "eager": fill_cells(eager),
+        "compiled": fill_cells(compiled),
+    }
+
+
+def make_error_maps(experiments: Experiments, trial: Trial) -> dict[str, ErrorMapJson]:
+    """Return the error maps of the worst outputs, by name, among those that were measured and differ."""
+    exact = experiments.runs.exact if trial.judgement.casts_dropped else experiments.runs.reference
+    runs = [run.index_by_name() for run in (experiments.baseline, trial.observation, exact)]
+    random = trial.sampled or ()
+    measured = [c for c in trial.judgement.comparisons if c.finding in _MEASURED and c.name not in random]
+    maps = dict[str, ErrorMapJson]()
+    for comparison in sorted(measured, key=lambda c: (c.finding in _HARMLESS, -c.relative_error))[:_MOST]:
+        values = [run[comparison.name].value for run in runs if comparison.name in run]
+        if len(values) == len(runs) and all(isinstance(value, torch.Tensor) for value in values):
+            drawn = make_error_map(*values)
+            maps |= {} if drawn is None else {comparison.name: drawn}
+    return maps
+
 
 # Fate of a pass or pattern that the user suspects by name in the judged compile.
 

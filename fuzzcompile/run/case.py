@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
@@ -142,3 +142,19 @@ class Case:
     def sha256(self) -> str:
         """Identity of the case: the hash of its source."""
         return hash_source(self.source)
+
+
+def keep_output(case: Case, number: int) -> Case:
+    """The case with one of the values that its callable returns in a tuple, and None in place of each other one."""
+
+    def make() -> tuple[Callable[..., object], object]:
+        call, inputs = case.make()
+
+        def call_for_one(*args: object, **kwargs: object) -> object:
+            values = call(*args, **kwargs)
+            assert isinstance(values, tuple)
+            return tuple(value if place == number else None for place, value in enumerate(values))
+
+        return call_for_one, inputs
+
+    return replace(case, make=make)

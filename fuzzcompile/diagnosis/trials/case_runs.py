@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,12 +13,22 @@ from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.watch.ledger import Ledger
 from fuzzcompile.diagnosis.oracle import random_streams
 from fuzzcompile.diagnosis.oracle.judgement import Judgement
+from fuzzcompile.model.evidence import ObservableName
 from fuzzcompile.run import runs
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.case_program import build
 from fuzzcompile.run.metrics import have_same_values
-from fuzzcompile.run.observation import NO_CODE, PROMISED_STREAMS, Failure, Observation, asks_for_eager_numbers
+from fuzzcompile.run.observation import (
+    NO_CODE,
+    PROMISED_STREAMS,
+    Failure,
+    Observation,
+    asks_for_eager_numbers,
+    list_gradient_leaves,
+)
+from fuzzcompile.run.ranks import is_led
 from fuzzcompile.run.runs import SavedTensors, fingerprint_streams
+from fuzzcompile.run.tensors import describe_structure
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,8 @@ MANY_NOISE_RUNS = 16
 # Autograd's refusal to differentiate through a tensor that was written to.
 _WRITTEN = "has been modified by an inplace operation"
 _OTHER_SEEDS = (5001, 5002, 5003)
+# A function that returns as many values is often as many programs, each of which compiles in a part of the time.
+_FEWEST_VALUES = 3
 
 
 class CaseRuns:
@@ -220,3 +233,38 @@ class CaseRuns:
     @functools.cached_property
     def _reference(self) -> tuple[Observation, bool]:
         return runs.run_float64(self.case, self.device, keep_casts=True)
+
+    # One of several returned values.
+
+    def find_value(self, wrong: Sequence[str]) -> int | None:
+        """The place of the one returned value that is wrong, or alone has the first gradient that is; None without one.
+
+        ``wrong`` are names of observables of the case. It has to be a plain function of one call that returns many
+        values in a tuple, in one process, without random numbers.
+        """
+        case, values = self.case, [value for value in self.eager.values if value.kind == "output"]
+        plain = case.calls is None and case.run is None and case.state is None and not is_led()
+        several = self.eager.structure == describe_structure((None,) * len(values)) and len(values) >= _FEWEST_VALUES
+        if not plain or not several or self.draws or isinstance(build(case, self.device).model, torch.nn.Module):
+            return None
+        names = [ObservableName.parse(name) for name in wrong]
+        leaves = [name.leaf for name in names if name == ObservableName(name.what)]
+        place = next((leaf.index for leaf in leaves if leaf is not None and leaf.kind == "out"), None)
+        gradients = [str(name) for name in names if name.derivative == "gradient"]
+        return place if place is not None or not gradients else self._find_differentiated(gradients[0])
+
+    def _find_differentiated(self, gradient: str) -> int | None:
+        program = build(self.case, self.device)
+        runs.seed_run(self.case)
+        with self.case.ambient(), torch.enable_grad():
+            values = runs.drive(self.case, program.model, program.calls[0])
+        leaf = list_gradient_leaves(None, program, program.calls[0]).get(gradient)
+        if leaf is None or not isinstance(values, tuple):
+            return None
+        reaching = [
+            place
+            for place, value in enumerate(values)
+            if value.requires_grad
+            and torch.autograd.grad(value, leaf, torch.ones_like(value), allow_unused=True)[0] is not None
+        ]
+        return reaching[0] if len(reaching) == 1 else None

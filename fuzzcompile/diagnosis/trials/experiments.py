@@ -187,6 +187,12 @@ class Experiments:
         """
         return self._change(how=how, quick=quick)
 
+    def on_part(self, case: Case) -> Experiments:
+        """Experiments on a part of the case, whose compiles are counted with those of the whole."""
+        part = Experiments(case, self.device, self._first_how, against=self.against, tolerances=self.tolerances)
+        part.counts = self.counts
+        return part
+
     def _change(self, **changes: object) -> Self:
         changed = copy.copy(self)
         for cached in ("is_deterministic", "in_float64"):

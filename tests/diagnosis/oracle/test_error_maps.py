@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fuzzcompile.diagnosis.engine import CELLS, make_error_map
+from fuzzcompile.diagnosis.triage_report import CELLS, make_error_map
 
 
 def test_small_outputs_keep_one_cell_an_element():
