@@ -375,6 +375,7 @@ def triage(
             trial.ledger.unseen.note(NOTHING_RESTORED)
         refuse_unsupported(experiments, trial)
         refuse_unfit(case, trial)
+        refuse_lasting_state(experiments, trial)
         lost = find_gpu_error(device) if trial.observation.failure is not None else None
         if lost is not None:
             said = f"eager runs; of the compiled program the GPU says {lost!r}, and does nothing more for that process"

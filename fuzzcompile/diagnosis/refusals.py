@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
+import torch
+
 from fuzzcompile.compiler.graph_breaks import extract_headline
 from fuzzcompile.compiler.session import find_path
 from fuzzcompile.compiler.target.graph_placement import says_missing_kernel
@@ -59,8 +61,11 @@ class CannotJudge(EnvironmentUnfit):
     """The case ran, but nothing can be said of it (exit status 3)."""
 
 
-def refuse_lasting_state(experiments: Experiments) -> None:
+def refuse_lasting_state(experiments: Experiments, trial: Trial | None = None) -> None:
     """Refuse a script's callable whose second eager run differs: it keeps state that could not be set back.
+
+    Where every eager run has tensors of the same shapes and dtypes (memory that was never written to is another each
+    time), a ``trial`` that has others shows a bug all the same: without one, the case is not refused yet.
 
     Raises:
         CannotJudge: its second run fails, or shows other values.
@@ -69,12 +74,24 @@ def refuse_lasting_state(experiments: Experiments) -> None:
     if case.state is None or eager.failure or experiments.runs.draws:
         return
     what = find_difference(eager, again)
-    if what is not None:
-        raise CannotJudge(
-            f"{case.name} does not do the same twice in eager mode ({what}): it keeps state that cannot be set back "
-            "(in an iterator, a generator, a cache of a library's own), or depends on something outside; keep that "
-            "state in an argument or an attribute, or write the call as a case with make(), which builds it anew."
-        )
+    if what is None:
+        return
+    forms = _list_forms(eager)
+    alike = all(_list_forms(run) == forms for run in (again, *experiments.noisy))
+    compiled = None if trial is None or trial.observation.failure is not None else _list_forms(trial.observation)
+    if alike and (trial is None or compiled not in (None, forms)):
+        return
+    raise CannotJudge(
+        f"{case.name} does not do the same twice in eager mode ({what}): it keeps state that cannot be set back "
+        "(in an iterator, a generator, a cache of a library's own), or depends on something outside, as on memory that "
+        "was never written to; keep that state in an argument or an attribute, or write the call as a case with "
+        "make(), which builds it anew."
+    )
+
+
+def _list_forms(run: Observation) -> object:
+    tensors = ((value.name, value.value) for value in run.values if isinstance(value.value, torch.Tensor))
+    return run.structure, [(name, tensor.shape, tensor.dtype) for name, tensor in tensors]
 
 
 _OTHER_VALUES: Collection[Finding] = ("integer", "shape", "dtype", "alias")

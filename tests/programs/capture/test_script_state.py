@@ -54,10 +54,29 @@ def test_state_is_set_back(script: Loader, kind: str):
     assert torch.equal(first, third)
 
 
-def test_what_cannot_be_set_back_is_refused(script: Loader):
-    case = script("import torch\nkept = iter([1.0, 2.0])\ntorch.compile(lambda x: x * next(kept))(torch.ones(2))\n")
+@pytest.mark.parametrize("kept", ["iter([1.0, 2.0])", "iter(range(1, 99))"])
+def test_what_cannot_be_set_back_is_refused(script: Loader, kept: str):
+    case = script(f"import torch\nkept = {kept}\ntorch.compile(lambda x: x * next(kept))(torch.ones(2))\n")
     with pytest.raises(CannotJudge, match="does not do the same twice"):
         triage(case, CPU)
+
+
+UNWRITTEN = """
+import torch
+from itertools import count
+kept = count(1.0)  # in place of memory that nothing has written to: other values each time, of one shape and dtype
+
+def shortened(graph, inputs):
+    return lambda *given: [value[:1] for value in graph(*given)]
+
+torch.compile(lambda x: x.sin() * next(kept), backend=shortened)(torch.ones(3))
+"""
+
+
+def test_another_shape_than_all_eager_runs_have_is_a_bug_whatever_the_values(script: Loader):
+    report = triage(script(UNWRITTEN), CPU)
+    assert report.verdict == "metadata" and [each.finding for each in report.comparisons] == ["shape"]
+    assert report.confidence == "low" and not report.eager_deterministic
 
 
 def test_a_step_that_differentiates_itself_gets_no_backward_of_ours(script: Loader):
