@@ -20,6 +20,7 @@ from fuzzcompile.compiler.torch_api import get_compile, replace_compile
 from fuzzcompile.programs.capture.state import Ambient, World, Worlds
 from fuzzcompile.run.case import Arguments, Case, CompilePart, CompileSettings
 from fuzzcompile.run.case_program import place_input
+from fuzzcompile.run.code_files import find_owner
 from fuzzcompile.run.reachable_state import ReachedObjects, is_holder, is_model, name_arguments
 from fuzzcompile.run.tensors import StorageCopier, measure_storages, unwrap
 
@@ -271,7 +272,7 @@ class CompileInterception:
         """Replaces ``torch.compile``."""
         if model is None:
             return functools.partial(self.compile, **arguments)
-        if arguments.get("disable") or not callable(model):
+        if arguments.get("disable") or not callable(model) or _is_torchs_own(sys._getframe(1)):
             return model
         if isinstance(model, type):  # the calls of a decorated class's instances are compiled
             name = "_call_impl" if issubclass(model, nn.Module) else "__call__"
@@ -354,6 +355,11 @@ class CompileInterception:
             if key not in self._parts:
                 self._parts[key] = compile_part(target, record.settings)
             return self._parts[key](*given.args, **given.kwargs)
+
+
+def _is_torchs_own(frame: types.FrameType) -> bool:
+    """Return whether torch compiles something of its own: an operator that eager mode cannot run, as ``while_loop``."""
+    return find_owner(frame.f_code.co_filename) == "torch" and frame.f_code is not nn.Module.compile.__code__
 
 
 def original(model: Callable[..., object]) -> Callable[..., object]:

@@ -299,6 +299,30 @@ def test_a_script_for_cuda_runs_on_the_cpu(script: Loader):
     assert not torch.cuda.is_available() or torch.cuda.device_count()
 
 
+OWN = """
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+def grow(x):
+    return torch.while_loop(lambda n, y: n < 3, lambda n, y: (n + 1, y + x), (torch.tensor(0), torch.zeros(2)))
+
+model = torch.nn.Linear(2, 2)
+q = torch.ones(1, 1, 16, 4)
+flex_attention(q, q, q, block_mask=create_block_mask(lambda b, h, i, j: i >= j, None, None, 16, 16, device="cpu"))
+grow(torch.ones(2))
+model.compile()
+CALL
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "judged"), [("model(torch.ones(2))", "Linear"), ("torch.compile(grow)(torch.ones(2))", "grow")]
+)
+def test_what_torch_compiles_of_its_own_is_no_call_of_the_script(script: Loader, call: str, judged: str):
+    notes = script(OWN.replace("CALL", call)).notes
+    assert notes[0].startswith(f"judged: call 1 of the script, {judged} ")
+
+
 def test_printing_arguments_and_exits_do_no_harm(script: Loader, capfd: pytest.CaptureFixture[str]):
     case = script(
         """
