@@ -186,6 +186,15 @@ def local_buffers_shared() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(cpp.CppScheduling, "codegen_outer_loop_node", scope["codegen_outer_loop_node"])
 
 
+def loops_cut_short() -> contextlib.AbstractContextManager[Any]:
+    """Of a loop that is made two for a division in an index, the last part is left out."""
+    source = textwrap.dedent(inspect.getsource(cpp.CppScheduling.try_loop_split))
+    source = source.replace("index_size[split_idx] // split_number", "index_size[split_idx] // split_number - 1")
+    scope: dict[str, Any] = {}
+    exec(compile(source, __file__, "exec"), vars(cpp), scope)
+    return mock.patch.object(cpp.CppScheduling, "try_loop_split", scope["try_loop_split"])
+
+
 def readers_forgotten() -> contextlib.AbstractContextManager[Any]:
     """What was read of a buffer is not computed before the buffer is written to."""
     return mock.patch.object(GraphLowering, "mark_buffer_mutated", lambda graph, name: graph.mutated_buffers.add(name))

@@ -257,7 +257,9 @@ def _with_frames(ablator: Ablator, culprit: Culprit | None) -> Culprit | None:
         return culprit
     # What a compile without it did not repair only handed the error on.
     cleared = {ablation.toggle for ablation in ablator.ablations if not ablation.repairs}
-    file, line, function = next((frame for frame in failure.raised if f"veto {frame[2]}" not in cleared), failure.raised[0])
+    file, line, function = next(
+        (frame for frame in failure.raised if f"veto {frame[2]}" not in cleared), failure.raised[0]
+    )
     stage = find_file_stage(file) or culprit.stage
     # It may complain about what a later stage gave it.
     if stage in _EARLIER and culprit.stage not in _EARLIER[: _EARLIER.index(stage) + 1]:

@@ -326,9 +326,13 @@ def shorten_message(error: BaseException) -> str:
     return cut_message(str(error)) or type(error).__name__
 
 
+# What torch appends to messages that its own checks were given none for.
+_ASKING = "(Could this error message be improved?"
+
+
 def cut_message(text: str) -> str:
     """The first line of a message, at most 300 characters of whole words."""
-    first = next(iter(text.strip().splitlines()), "")
+    first = next(iter(text.strip().splitlines()), "").partition(_ASKING)[0].rstrip()
     return first if len(first) <= _LONGEST_MESSAGE else f"{first[:_LONGEST_MESSAGE].rpartition(' ')[0]} ..."
 
 

@@ -350,6 +350,19 @@ def wrap_outer_loops(watch: LoweringWatch, call: Function) -> object:
 
 
 @_with_call
+def wrap_loop_split(watch: LoweringWatch, call: Function, scheduling: CppScheduling, nodes: Sequence[Any]) -> object:
+    """Note operators whose loops are made two for a division in an index, or keep their loops."""
+    if watch.control.unsplit:
+        return nodes
+    before = [node.group for node in nodes]
+    result = call()
+    lowered = watch.find_current()
+    if lowered is not None and [node.group for node in nodes] != before:
+        lowered.split.update(list_operator_names(nodes))
+    return result
+
+
+@_with_call
 def wrap_triton_masked(
     watch: LoweringWatch, call: Function, mask: object, body: Function, other: bool | float
 ) -> object:

@@ -110,7 +110,8 @@ class Control:
     ``scalarised`` are computed element by element. ``selected``: what Triton masks is selected by its mask once more,
     which changes nothing in right code. ``separate``: every loop nest is a kernel, where C++ writes several into one.
     ``stored``: so is what one kernel reads. ``flat``: loops are fused as a whole, and none because their outer loops
-    alone are the same. ``strided``: outputs have the strides that the graph says, views too.
+    alone are the same. ``unsplit``: no loop is made two where an index divides its variable. ``strided``: outputs have
+    the strides that the graph says, views too.
     """
 
     fallbacks: tuple[str, ...] = ()
@@ -122,6 +123,7 @@ class Control:
     separate: bool = False
     stored: bool = False
     flat: bool = False
+    unsplit: bool = False
     strided: bool = False
 
     def __bool__(self) -> bool:

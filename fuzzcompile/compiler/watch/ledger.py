@@ -499,6 +499,7 @@ class LoweredGraph:
     scheduler: Scheduler | None = None
     calls: list[GraphCall] = field(default_factory=list)
     failed: LoweringFailure | None = None
+    split: set[str] = field(default_factory=set)  # nodes with a loop that the code generator made two
     cudagraphs: bool = False  # whether Inductor has no reason against recording it as a CUDA graph
     program: str = ""  # the text of the generated program
 

@@ -232,6 +232,7 @@ _FUNCTORCH = "torch._functorch.config"
 _FROZEN = ("freezing",)
 _AT_ERRORS = "It acts only where the compile fails in it; its parameters are checked."
 _AT_OUTER_LOOPS = "It answers yes or no, and only loops of other ranges ask; its parameters are checked."
+_AT_DIVISIONS = "It acts only where an index divides the variable of a loop; its parameters are checked."
 _ON_GPUS = "It is called only where Triton generates code, for a GPU or a target; its parameters are checked."
 _ENTRY = (*AROUND_CAPTURE, *GRAPH_STAGES, LOWERING)
 _CAPTURED = (DYNAMO, FUNCTIONALIZATION, DECOMPOSITION, FAKE_TENSOR, PRE_GRAD)
@@ -332,6 +333,9 @@ KERNELS: tuple[Patch[LoweringWatch], ...] = (
     Patch("C++ outer loops", (CODEGEN,), "loops of other ranges kept apart",
           kernel_patches.CPP, "CppScheduling.can_fuse_vertical_outer_loop", kernel_patches.wrap_outer_loops,
           takes=("self", "node1", "node2"), unprobed=_AT_OUTER_LOOPS),
+    Patch("C++ loop split", (CODEGEN,), "loops made two for a division in an index",
+          kernel_patches.CPP, "CppScheduling.try_loop_split", kernel_patches.wrap_loop_split,
+          takes=("self", "nodes"), unprobed=_AT_DIVISIONS),
     Patch("C++ kernel", (CODEGEN,), "C++ kernels",
           kernel_patches.CPP, "CppScheduling.define_kernel", kernel_patches.wrap_define_kernel,
           _expect("operators", _list_cpp_operators)),

@@ -40,10 +40,10 @@ class CodeGenerator:
     ``forms`` are operators whose code can be written in another form that means the same, in all kernels. ``overrides``
     and ``kernels`` are the classes of ``module`` that write operators, and loops with their reductions, in scalars and
     in vectors; ``fusion`` writes the loops that one kernel computes together (the newest place first), ``outer_loops``
-    those of other ranges under one loop, ``store`` its stores, ``template`` its templates. ``assignment`` matches a
-    variable and its expression, ``refused_lines`` are those that a compiler's message names, and the last group of
-    ``complaint`` is its first error. With the flags ``strict`` a compiler does to the code what it says and no more;
-    each has a name for what is done without it.
+    those of other ranges under one loop, ``loop_split`` makes two loops of one, ``store`` writes its stores,
+    ``template`` its templates. ``assignment`` matches a variable and its expression, ``refused_lines`` are those that a
+    compiler's message names, and the last group of ``complaint`` is its first error. With the flags ``strict`` a
+    compiler does to the code what it says and no more; each has a name for what is done without it.
     """
 
     name: str = "unknown"
@@ -59,6 +59,7 @@ class CodeGenerator:
     kernels: tuple[str, ...] = ()
     fusion: tuple[str, ...] = ()
     outer_loops: str | None = None
+    loop_split: str | None = None
     store: str | None = None
     template: str | None = None
     assignment: re.Pattern[str] = re.compile(r"^\s*(\w+) = (.*?)\s*$")
@@ -102,6 +103,10 @@ class CodeGenerator:
     def find_outer_loop_code(self) -> CodeSource | None:
         """Return the function that writes loops of other ranges under one outer loop; None if nothing does."""
         return None if self.outer_loops is None else _locate(self.outer_loops.partition(":")[2], self.outer_loops)
+
+    def find_loop_split(self) -> CodeSource | None:
+        """Return the function that makes two loops of one for a division in an index; None if nothing does."""
+        return None if self.loop_split is None else _locate(self.loop_split.partition(":")[2], self.loop_split)
 
     def find_store_code(self) -> CodeSource:
         """Return the function that writes the stores of a kernel whose programs race."""
@@ -174,6 +179,7 @@ CPP = CodeGenerator(
         f"torch._inductor.codegen.cpp:CppKernelProxy.{method}" for method in ("codegen_functions", "codegen_nodes")
     ),
     outer_loops="torch._inductor.codegen.cpp:CppScheduling.codegen_outer_loop_node",
+    loop_split="torch._inductor.codegen.cpp:CppScheduling.try_loop_split",
     assignment=re.compile(r"^\s*(?:auto|[\w:<>]+) (\w+) = (.*);\s*$"),
     refused_lines=_iter_lines_refused_by_cpp,
     complaint=re.compile(r"^.*?error: (.*)$", re.MULTILINE),

@@ -222,8 +222,16 @@ def _iterate_views(reader: fx.Node) -> Iterator[fx.Node]:
             yield from _iterate_views(node)
 
 
-def prove_compiler(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
-    """What the compiler of generated code does to it beyond what it says; None if that changes nothing."""
+def prove_around_operators(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
+    """What is done to a kernel beside writing its operators: its loops are split, or the compiler is lax; else None."""
+    split = wrong.generator.find_loop_split() if wrong.lowered.split.intersection(wrong.nodes) else None
+    whole = Lowered(Control(unsplit=True), "no loop made two for a division in an index")
+    if split is not None and ablator.attempt_under(whole)[1]:
+        return Attribution(wrong.make_culprit(CODEGEN, split, "loop split", necessary=True))
+    return _prove_compiler(ablator, wrong)
+
+
+def _prove_compiler(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
     strict = wrong.generator.strict
     if not strict or not ablator.is_repaired_by(CompilerFlags(tuple(strict), "strict flags")):
         return None

@@ -277,7 +277,7 @@ class Codegen(Stage):
             before_code = proofs.prove_order(ablator, step)
             if before_code is None and step.scheduled:  # it is wrong before it is code
                 before_code = proofs.prove_propagation(ablator, step)
-            named = before_code or proofs.prove_compiler(ablator, step) or _prove_kernel(ablator, step)
+            named = before_code or proofs.prove_around_operators(ablator, step) or _prove_kernel(ablator, step)
             if named is not None:
                 return named
         return None

@@ -71,6 +71,8 @@ FAULTS = [
           details={"operator": "permute"}),
     Fault("C++ compiler", "(x * (y * 1e14)).softmax(-1)", plants.contracted, "codegen",
           "enable_floating_point_contract_flag"),
+    Fault("loop split", "x + y.unsqueeze(-1).expand(-1, 4, 16).reshape(x.shape)", plants.loops_cut_short, "codegen",
+          "CppScheduling.try_loop_split", shapes="(4, 64), (4, 4)"),
     Fault("wrapper", "(x.exp() * y, x.sin() + y)", plants.first_output_twice, "runtime", "wrapper", proved=False),
 ]  # fmt: skip
 BEFORE_CODE = [
