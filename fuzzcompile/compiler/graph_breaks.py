@@ -331,8 +331,12 @@ _NUMPY = "wrapped_"  # how dynamo names what it calls in the place of NumPy's fu
 def find_numpy_name(node: fx.Node) -> str | None:
     """NumPy's name for a node of dynamo's graph (``numpy.getitem``); None for one that does not stand for NumPy's."""
     name = str(getattr(node.target, "__name__", ""))
-    is_wrapper = type(node.target).__module__ == "torch._dynamo.utils" and name.startswith(_NUMPY)
-    return f"numpy.{name.removeprefix(_NUMPY)}" if is_wrapper else None
+    if type(node.target).__module__ != "torch._dynamo.utils" or not name.startswith(_NUMPY):
+        return None
+    # A function may stand for another one of NumPy's than it is called after: fix for round.
+    called, own = getattr(node.target, "f", None), name.removeprefix(_NUMPY)
+    names = [public for public, held in vars(torch._numpy).items() if held is called]
+    return f"numpy.{own if own in names or not names else names[0]}"
 
 
 def find_public_name(function: object) -> str | None:

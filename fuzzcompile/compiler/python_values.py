@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import numpy
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
@@ -227,7 +228,7 @@ def digest_variable(
         if type(variable).__name__ == "ConstantVariable":
             return digest(variable.value)
         kind = variable.python_type()
-        if issubclass(kind, torch.Tensor):
+        if issubclass(kind, (torch.Tensor, numpy.ndarray)):
             return (*TENSOR, tensors(variable))
         if kind in _PLAIN:
             return _digest_symbol(variable, kind)
@@ -267,8 +268,16 @@ def _digest_set(kind: type, keys: list[Digest]) -> Digest:
 def digest(
     value: object, depth: int = _DEEPEST, *, tensors: Callable[[torch.Tensor], object] = lambda tensor: None
 ) -> Digest:
-    """Digest a value to compare it: its type and what it holds; of a tensor, what ``tensors`` says of it."""
+    """Digest a value to compare it: its type and what it holds; of a tensor, what ``tensors`` says of it.
+
+    An array of NumPy's is a tensor, as it is to dynamo.
+    """
     kind: type = type(value)
+    if isinstance(value, numpy.ndarray):
+        try:
+            value = torch.from_numpy(value.copy() if value.size <= _MOST_ELEMENTS else value)
+        except (TypeError, ValueError):  # of a dtype or of strides that torch does not have
+            return (*TENSOR, None)
     if isinstance(value, torch.Tensor):
         return (*TENSOR, tensors(value))
     if kind in (*_PLAIN, *_SPANS):

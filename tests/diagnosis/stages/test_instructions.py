@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from put_back import read_bugs
@@ -14,7 +15,7 @@ from torch._dynamo import variables
 from torch._dynamo.variables import dicts, lists, misc, user_defined
 
 from fuzzcompile.compiler.instructions import InstructionTrace, find_partings, record_instructions
-from fuzzcompile.compiler.python_values import agree, digest, word_digest
+from fuzzcompile.compiler.python_values import RunTensors, agree, digest, word_digest
 from fuzzcompile.compiler.watch import patch_table
 from fuzzcompile.compiler.watch.torch_patch import install_patches
 from fuzzcompile.diagnosis.engine import triage
@@ -790,3 +791,32 @@ def test_a_number_that_is_made_of_sizes_is_compared_as_it_is_traced(write_case: 
     culprit = report["culprit"]
     assert (culprit["stage"], culprit["rewrite"], culprit["necessary"]) == ("dynamo", "round(int, int)", True)
     assert tell_mechanism(report) == "Behind `round(int, int)`, dynamo has 14, where Python has 10."
+
+
+ARRAYS = """
+import numpy as np
+import torch
+
+def program(x):
+    lower = np.floor(x)
+    middle = np.trunc(x * 3)
+    return np.sqrt(abs(lower)) + middle
+
+def make():
+    return program, (np.linspace(-2.0, 2.0, 9, dtype=np.float32),)
+"""
+
+
+def test_a_function_of_numpys_is_told_from_those_around_it(write_case: Callable[..., Path], monkeypatch):
+    monkeypatch.setitem(misc.get_np_to_tnp_map(), np.trunc, torch._numpy.ceil)
+    culprit = triage(load_case(write_case(ARRAYS)), torch.device("cpu")).attribution.culprit
+    assert culprit is not None and (culprit.stage, culprit.rewrite) == ("dynamo", "trunc(ndarray)")
+    assert culprit.necessary and culprit.confidence == "high" and culprit.site == "case.py:7 #1"
+
+
+def test_an_array_is_compared_as_the_tensor_that_it_is_to_dynamo():
+    one, same, other = (digest(np.arange(4.0) * factor, tensors=RunTensors()) for factor in (1, 1, 2))
+    assert agree(one, same) and not agree(one, other)
+    assert digest(np.array(["a"]), tensors=RunTensors()) == digest(
+        np.arange(4.0)[::-1].view("V8"), tensors=RunTensors()
+    )
