@@ -115,7 +115,7 @@ class JudgedTrial:
         # A further run of eager mode, which a report that is only kept in case the worker is lost does without.
         asked = attribution is not None and decision.verdict is Verdict.METADATA
         attribution = attribution or self._make_unproved()
-        unseen = (*dict.fromkeys((*trial.ledger.unseen, *get_gathered())),)
+        unseen = self._list_unseen()
         seconds, counts = time.perf_counter() - self.spent.started, experiments.counts
         # Changes of a float64 result by a rewrite, or by a decomposition where that decided.
         moves = [step.float64 for step in steps if step.float64 is not None and not step.random]
@@ -153,6 +153,14 @@ class JudgedTrial:
             notes=tuple(self._iter_notes(attribution, unseen)),
             target=make_target_notes(experiments, trial, self.both_ways),
         )
+
+    def _list_unseen(self) -> Sequence[Unseen]:
+        """What went unseen; a replay that raises what eager mode raises has shown all that there is to be seen."""
+        unseen, failure = (
+            dict.fromkeys((*self.trial.ledger.unseen, *get_gathered())),
+            self.experiments.runs.eager.failure,
+        )
+        return [missed for missed in unseen if failure is None or not missed.why.startswith(str(failure))]
 
     def _iter_notes(self, attribution: Attribution, unseen: Sequence[Unseen]) -> Iterator[str]:
         experiments, trial = self.experiments, self.trial

@@ -44,7 +44,13 @@ def list_raise_frames(error: BaseException) -> tuple[_Place, ...]:
     A generated program that raised by itself has none, nor has an operator that it calls: its caller has finished its
     work.
     """
-    return tuple(place for place, _ in _list_raising(error)[: -_MOST_FRAMES - 1 : -1])
+    return tuple(_qualify(*each) for each in _list_raising(error)[: -_MOST_FRAMES - 1 : -1])
+
+
+def _qualify(place: _Place, frame: FrameType) -> _Place:
+    """The place with the class of a method that many classes have, as ``__repr__``."""
+    file, line, function = place
+    return file, line, frame.f_code.co_qualname.rpartition("<locals>.")[2] if function.startswith("__") else function
 
 
 def list_given(error: BaseException) -> tuple[str, ...]:

@@ -11,7 +11,13 @@ from typing import Any, Literal, cast
 import torch
 from torch.utils import _pytree as pytree
 
-from fuzzcompile.compiler.compile_changes import CompileChange, ContiguousOperands, MetadataFromKernel, Undecomposed
+from fuzzcompile.compiler.compile_changes import (
+    TRACE_ONLY,
+    CompileChange,
+    ContiguousOperands,
+    MetadataFromKernel,
+    Undecomposed,
+)
 from fuzzcompile.compiler.operators.decompositions import (
     find_functional_form,
     leaves_unwritten,
@@ -452,6 +458,10 @@ def prove_operators(ablator: Ablator, *, certain: bool) -> Attribution | None:
     """The decomposition or fake tensor at fault, among those that are ``certain``, as all fakes are, or the rest."""
     found = [each for each in ablator.once(OPERATORS.find) if each.culprit.stage in (DECOMPOSITION, FAKE_TENSOR)]
     chosen = [each for each in found if (each.certain or each.culprit.stage == FAKE_TENSOR) == certain]
+    if any(_kind(each) == "check" and each.culprit.stage == FAKE_TENSOR for each in chosen):
+        # Few fake tensors check what a kernel does: where that still runs behind them, its check is lost later.
+        checked = ablator.is_repaired_by(TRACE_ONLY, record=False)
+        chosen = [each for each in chosen if each.culprit.stage != FAKE_TENSOR or not checked]
     attribution = prove_in_turn(ablator, chosen) or (_prove_beside_lowering(ablator, chosen) if certain else None)
     if attribution is not None or not certain:
         return attribution

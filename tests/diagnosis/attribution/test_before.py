@@ -609,3 +609,14 @@ def test_write_that_an_operators_schema_hides_is_named(tmp_path):
     assert culprit is not None
     assert (culprit.stage, culprit.rewrite) == ("functionalization", "fuzzcompile_tests.bump.default")
     assert (culprit.necessary, culprit.details["got"]) == (None, "argument 0 written to")
+
+
+def test_a_check_that_is_lost_while_lowering_is_not_the_fake_tensors(write_case):
+    """``aot_eager``, which has the same fake tensors, raises as eager mode does."""
+    source = case("return torch.trunc(x > 0)", X)
+    with entry(lowering.lowerings, aten.trunc.default, lambda kept: lambda x: x):
+        report = triage(load_case(write_case(source)), torch.device("cpu"))
+    culprit = report.attribution.culprit
+    assert report.verdict is Verdict.ACCEPTS_INVALID and culprit is not None
+    assert (culprit.stage, culprit.rewrite, culprit.necessary) == ("lowering", "aten.trunc.default", True)
+    assert report.confidence == "high" and not any("not watched" in note for note in report.notes)
