@@ -125,6 +125,10 @@ def find_wrong_side(experiments: Experiments, trial: Trial, decision: Decision) 
         return None
     if trial.sampled is not None or (experiments.runs.draws and not experiments.runs.reference_draws_alike):
         return SideVerdict("undecided", "random numbers were compared by their distribution")
+    if (
+        experiments.runs.eager.failure is not None
+    ):  # values are none: what compiled leaves entered is not what eager does
+        return SideVerdict("compiled", "both raise, and eager mode leaves what it has entered")
     second, mode = run_second(experiments.runs)
     if second.failure is not None:
         return SideVerdict("undecided", f"a second reference cannot be run: it raises {second.failure}")

@@ -14,7 +14,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy
 import torch
@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fuzzcompile.run.case import Arguments, Reachable
 from fuzzcompile.run.code_files import is_user_file
+from fuzzcompile.run.device import read_float32_matmul
 from fuzzcompile.run.reachable_state import (
     HOOK_TABLES,
     MODULE_TABLES,
@@ -82,6 +83,19 @@ def _name_modes(stack: Callable[[], Sequence[object]]) -> str:
     return ", ".join(kind.__qualname__ for kind in map(type, stack()) if is_own_mode(kind))
 
 
+def _count_autocast_regions() -> int:
+    """How many regions of autocast are entered: what they have cast is forgotten once it is none."""
+    entered: int = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return entered
+
+
+def _set_autocast_regions(count: int) -> None:
+    change = torch.autocast_decrement_nesting if count < _count_autocast_regions() else torch.autocast_increment_nesting
+    while _count_autocast_regions() != count:
+        change()
+
+
 # Switches of the process that a program may read, or that change what its operators do.
 _MODES: Mapping[str, Callable[[], object]] = {
     "torch.is_grad_enabled()": torch.is_grad_enabled,
@@ -90,14 +104,38 @@ _MODES: Mapping[str, Callable[[], object]] = {
     "torch.get_default_device()": torch.get_default_device,
     "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled,
     "torch.get_num_threads()": torch.get_num_threads,
-    "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision,
+    "torch.get_float32_matmul_precision()": read_float32_matmul,
     "torch.is_autocast_enabled('cpu')": lambda: torch.is_autocast_enabled("cpu"),
     "torch.get_autocast_dtype('cpu')": lambda: torch.get_autocast_dtype("cpu"),
     "torch.is_autocast_enabled('cuda')": lambda: torch.is_autocast_enabled("cuda"),
     "torch.get_autocast_dtype('cuda')": lambda: torch.get_autocast_dtype("cuda"),
+    "the number of autocast regions that are entered": _count_autocast_regions,
     FUNCTION_MODES: lambda: _name_modes(_get_current_function_mode_stack),
     "the TorchDispatchModes that are entered": lambda: _name_modes(_get_current_dispatch_mode_stack),
 }
+_SETTERS: Mapping[str, Callable[[Any], object]] = {
+    "torch.is_grad_enabled()": torch.set_grad_enabled,
+    "torch.get_default_dtype()": torch.set_default_dtype,
+    "torch.are_deterministic_algorithms_enabled()": torch.use_deterministic_algorithms,
+    "torch.get_num_threads()": torch.set_num_threads,
+    "torch.is_autocast_enabled('cpu')": lambda on: torch.set_autocast_enabled("cpu", on),
+    "torch.get_autocast_dtype('cpu')": lambda dtype: torch.set_autocast_dtype("cpu", dtype),
+    "torch.is_autocast_enabled('cuda')": lambda on: torch.set_autocast_enabled("cuda", on),
+    "torch.get_autocast_dtype('cuda')": lambda dtype: torch.set_autocast_dtype("cuda", dtype),
+    "the number of autocast regions that are entered": _set_autocast_regions,
+}
+
+
+def read_modes() -> dict[str, object]:
+    """The switches of the process as they are now, by what a user calls to read them."""
+    return {name: read() for name, read in _MODES.items()}
+
+
+def restore_modes(earlier: Mapping[str, object]) -> None:
+    """Set the switches back to what they were, but for what only a block can leave."""
+    for name, value in read_modes().items():
+        if value != earlier[name] and name in _SETTERS:
+            _SETTERS[name](earlier[name])
 
 
 class CallState:
@@ -128,8 +166,8 @@ class CallState:
         objects = {name: leaf for name, leaf in named.items() if not isinstance(leaf, torch.Tensor)}
         state = cls(ReachedObjects({"": target, **containers, **objects}), named)
         state._note_shared_memory(dict(name_arguments(given)))
-        for name, read in _MODES.items():
-            state._add(name, _describe_value("mode", read()))
+        for name, value in read_modes().items():
+            state._add(name, _describe_value("mode", value))
         return state
 
     def list_changes(self, earlier: CallState) -> list[str]:

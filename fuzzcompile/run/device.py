@@ -85,7 +85,8 @@ def seed_everything(seed: int) -> None:
 # Attributes below torch.backends are read by their paths: some are made at run time, and torch's stubs lack them.
 
 
-def _read_float32_matmul() -> str:
+def read_float32_matmul() -> str:
+    """``torch.get_float32_matmul_precision()``, which raises once the newer API was written to: then what that says."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
@@ -117,7 +118,7 @@ class Numerics:
     (bfloat16), and applies to oneDNN on the CPU as well.
     """
 
-    float32_matmul: str = _make_switch("highest", _read_float32_matmul, torch.set_float32_matmul_precision)
+    float32_matmul: str = _make_switch("highest", read_float32_matmul, torch.set_float32_matmul_precision)
     cudnn_tf32: bool = _make_switch(False, _read_cudnn_tf32, partial(setattr, _CUDNN, "allow_tf32"))
     fp16_reduced_precision_reduction: bool = _make_attribute_switch(
         True, _CUDA.matmul, "allow_fp16_reduced_precision_reduction"

@@ -156,7 +156,7 @@ class Observation:
     """Everything observable of one run, or the exception that ended it.
 
     ``warnings`` are those that the run gave, the compiler's own left out; ``ends`` are fingerprints of the random
-    streams after it, by stream.
+    streams after it, by stream; ``modes`` are the switches of the process as it leaves them, also where it raises.
     """
 
     values: Sequence[Value] = ()
@@ -165,6 +165,7 @@ class Observation:
     seconds: float = 0.0
     warnings: tuple[str, ...] = ()
     ends: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    modes: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def index_by_name(self) -> dict[str, Value]:
         """The values by name; names are unique within a run."""

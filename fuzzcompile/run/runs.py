@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuzzcompile.model.errors import CaseError
 from fuzzcompile.run.arithmetic_modes import Float64Mode, UlpNoise
 from fuzzcompile.run.attention_backends import interpret_flex_attention
+from fuzzcompile.run.call_state import read_modes, restore_modes
 from fuzzcompile.run.case import Arguments, Case
 from fuzzcompile.run.case_program import RUN_SEED, CaseProgram, build, name_roots
 from fuzzcompile.run.device import (
@@ -200,9 +201,10 @@ def _observe(
 ) -> Observation:
     trim_memory()  # what was made on the way to the program
     start = time.perf_counter()
+    left: dict[str, str] = {}
     with convert_memory_errors(), record_warnings() as caught, leave_transforms():
         try:
-            with enter_grad_mode(case.grad), case.ambient(), around or contextlib.nullcontext():
+            with enter_grad_mode(case.grad), case.ambient(), around or contextlib.nullcontext(), _note_modes(left):
                 observation = _observe_calls(case, program, target, start, seed, part)
         except _ProgramError as wrapped:
             error = wrapped.error
@@ -210,7 +212,18 @@ def _observe(
             plain = Failure(type(error).__name__, shorten_message(error), chain=chain, site=site)
             failure = plain if describe_failure is None else describe_failure(error)
             observation = Observation(failure=failure, seconds=time.perf_counter() - start)
-    return replace(observation, warnings=format_warnings(caught), ends=fingerprint_streams())
+    return replace(observation, warnings=format_warnings(caught), ends=fingerprint_streams(), modes=left)
+
+
+@contextlib.contextmanager
+def _note_modes(left: dict[str, str]) -> Iterator[None]:
+    """Note the switches of the process as the block leaves them, and set them back."""
+    before = read_modes()
+    try:
+        yield
+    finally:
+        left |= {name: str(value) for name, value in read_modes().items()}
+        restore_modes(before)
 
 
 def _observe_calls(

@@ -9,7 +9,9 @@ import torch
 from torch._dynamo.side_effects import SideEffects
 
 from fuzzcompile.diagnosis.engine import triage
+from fuzzcompile.diagnosis.worker.judge import isolate_process
 from fuzzcompile.programs.casefiles.case_module import load_case
+from fuzzcompile.run.call_state import read_modes
 
 pytestmark = pytest.mark.usefixtures("no_workarounds")
 
@@ -79,3 +81,50 @@ def test_a_cache_that_the_first_run_fills_is_no_finding(write_case):
         "def make():\n    return (lambda x: x * positions(x.shape[0])), (torch.ones(3),)\n"
     )
     assert judge(write_case, source)["verdict"] == "equal"
+
+
+LEFT = """
+import torch
+
+def leaving(graph, inputs):
+    def call(*given):
+        LEAVE
+        return graph(*given)
+    return call
+
+def program(x, at):
+    return x.index_select(0, at) + 1
+
+def make():
+    return program, (torch.ones(3), torch.tensor([AT]))
+
+BACKEND = leaving
+"""
+
+
+# With the second, which is out of bounds, both sides raise: what is left is compared all the same.
+@pytest.mark.parametrize("at", [1, 7])
+@pytest.mark.parametrize(
+    ("leave", "said"),
+    [
+        ("torch._C._set_grad_enabled(True)", "torch.is_grad_enabled() after the call"),
+        ("torch.set_default_dtype(torch.float16)", "torch.get_default_dtype() after the call"),
+        ("torch.autocast_increment_nesting()", "the number of autocast regions that are entered after the call"),
+    ],
+)
+def test_a_switch_of_the_process_that_compiled_leaves_otherwise_is_a_bug(write_case, leave, said, at):
+    before = read_modes()
+    with isolate_process():
+        report = judge(write_case, LEFT.replace("LEAVE", leave).replace("AT", str(at)))
+    assert (report["verdict"], report["wrong"]) == ("miscompile", "compiled")
+    wrong = [row for row in report["evidence"]["outputs"] if row["finding"] != "same"]
+    assert [row["name"] for row in wrong] == [said] and ", compiled " in wrong[0]["detail"]
+    assert read_modes() == before
+
+
+def test_what_eager_mode_leaves_too_is_none(write_case):
+    report = judge(
+        write_case,
+        LEFT.replace("LEAVE", "pass").replace("AT", "1").replace("return x", "torch.set_num_threads(3); return x"),
+    )
+    assert not report["is_bug"]

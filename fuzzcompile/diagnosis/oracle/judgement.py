@@ -252,13 +252,17 @@ def judge(runs: Observations) -> Judgement:
     Errors take precedence, then values (NaN and infinities, integers, floats), then aliases, then metadata.
     """
     runs = runs.without_lasting_effects()
+    modes = _compare_modes(runs)
     if runs.eager.failure or runs.compiled.failure:
-        return _judge_failures(runs.eager, runs.compiled)
+        judged = _judge_failures(runs.eager, runs.compiled)
+        left = modes if judged.verdict is Verdict.INVALID else ()
+        said = f"{judged.detail}, and leaves the process otherwise"
+        return replace(judged, verdict=Verdict.MISCOMPILE, comparisons=left, detail=said) if left else judged
     if runs.eager.structure != runs.compiled.structure:
         return Judgement(
             Verdict.METADATA, detail=f"eager returns {runs.eager.structure}, compiled {runs.compiled.structure}"
         )
-    comparisons = tuple(_compare_all(runs))
+    comparisons = (*_compare_all(runs), *modes)
     sure = runs.reference.failure is None and have_same_bits(runs.eager, runs.again)
     uncompared = "; ".join(_list_uncompared(comparisons))
     confidence = "high" if sure and not uncompared else "low"
@@ -311,6 +315,16 @@ def _judge_both(eager: Failure, compiled: Failure) -> Judgement:
         return Judgement(Verdict.INVALID, detail=detail)
     note = str(UnlikeErrors(str(eager), str(compiled)))
     return Judgement(Verdict.INVALID, detail=detail, confidence="low", note=note)
+
+
+def _compare_modes(runs: Observations) -> tuple[Comparison, ...]:
+    """The switches of the process that compiled leaves otherwise than eager does, twice alike."""
+    eager, again, compiled = runs.eager.modes, runs.again.modes, runs.compiled.modes
+    return tuple(
+        Comparison(f"{name} after the call", "mutation", "integer", detail=str(ValuePair(value, compiled[name])))
+        for name, value in eager.items()
+        if compiled.get(name, value) != value == again.get(name, value)
+    )
 
 
 def _compare_all(runs: Observations) -> list[Comparison]:

@@ -47,6 +47,7 @@ from fuzzcompile.programs.capture.whole_script import (
 )
 from fuzzcompile.programs.casefiles.case_file import CaseFile, count_processes, read_case_file
 from fuzzcompile.run.attention_backends import MATH_ONLY, force_math_kernel
+from fuzzcompile.run.call_state import read_modes, restore_modes
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.device import (
     AUTOCAST_DEVICES,
@@ -73,21 +74,17 @@ def isolate_process() -> Iterator[None]:
 
     In a process that compiles for a target, Triton kernels of the case are interpreted in it.
     """
-    threads, dtype, grad = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
-    deterministic = torch.are_deterministic_algorithms_enabled()
+    modes = read_modes()
     try:
         with preserve_config(), preserve_process(), leave_transforms(), interpret_own_kernels():
             yield
     finally:
-        torch.set_num_threads(threads)
-        torch.set_default_dtype(dtype)
+        restore_modes(modes)
         torch.set_default_device(None)
-        torch.set_grad_enabled(grad)
         for device in AUTOCAST_DEVICES:
             torch.set_autocast_enabled(device, False)
         torch.autograd.set_detect_anomaly(False)
         torch.compiler.set_stance("default")
-        torch.use_deterministic_algorithms(deterministic)
         Numerics().apply()
         share_headers()
 
