@@ -216,7 +216,7 @@ def explain_cached_graph(
         stage, None, name, "restored graph" if own else "cache key", (), file, line, necessary=True, details=details
     )
     setting = f"torch._{needed.config}.config.{needed.entry} = False"
-    whose = "of the program as another process compiled it" if own else "of another program, or of an earlier step of this one"
+    whose = "of the program as another process compiled it" if own else "of another program, or of this one earlier"
     told = f"a call runs a graph that {needed.name} on disk keeps {whose}; without it, it is right"
     attribution = Attribution(culprit, ablations=ablations, workaround=Workaround(setting))
     return StaleCall(replace(decision, verdict=Verdict.STALE, detail=told), attribution)
