@@ -393,7 +393,7 @@ class PartedInstruction:
     @property
     def is_of_tensor(self) -> bool:
         """Return whether the value that is another is a tensor: a break of the graph hands those over as they are."""
-        return self.kind == "value" and self.expected.startswith(TENSOR[0])
+        return self.kind == "value" and TENSOR[0] in self.expected
 
     @property
     def instructions(self) -> tuple[Instruction, ...]:

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fuzzcompile.compiler.graph_replay import replay_graph
 from fuzzcompile.compiler.watch.ledger import Snapshot
+from fuzzcompile.model.evidence import count_noun
 from fuzzcompile.run.tensors import is_inexact, is_plain
 
 # Elements up to which a tensor is summed up.
@@ -26,17 +27,19 @@ _STEPS = 64
 
 @dataclass(frozen=True)
 class TensorSummary:
-    """Dtype, shape and two weighted sums of a tensor; no ``sums`` where they are not known."""
+    """Dtype, shape and two sums of a tensor, one of them weighted; no ``sums`` where they are not known."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     needs_gradient: bool
     sums: tuple[float, ...] | None = None
     size: float = 0.0  # the sum of absolute values
+    infinite: int = 0  # elements that are no number or infinite, which the sums have finite numbers for
 
     def __str__(self) -> str:
-        """The tensor for a reader, by its first sum."""
-        held = "" if self.sums is None else f", of sum {self.sums[0]:.6g}"
+        """The tensor for a reader, by its sums."""
+        held = "" if self.sums is None else f", of sum {self.sums[0]:.6g}, weighted {self.sums[1]:.6g}"
+        held = f", {count_noun(self.infinite, 'element')} not finite" if self.infinite else held
         return f"{self.dtype} {self.shape}{held}{', with gradient' if self.needs_gradient else ''}"
 
     def fits(self, other: TensorSummary) -> bool:
@@ -70,10 +73,11 @@ def _summarise(tensor: torch.Tensor, *, needs_gradient: bool, sums: bool) -> Ten
         return form
     flat = tensor.detach().resolve_conj().reshape(-1)
     flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+    infinite = int((~torch.isfinite(flat)).sum())
     flat = torch.nan_to_num(flat.double(), nan=1e3, posinf=2e3, neginf=-2e3)
     weights = torch.cos(torch.arange(flat.numel(), dtype=torch.float64, device=flat.device))
     values = float(flat.sum()), float((flat * weights).sum())
-    return TensorSummary(form.dtype, form.shape, needs_gradient, values, float(flat.abs().sum()))
+    return TensorSummary(form.dtype, form.shape, needs_gradient, values, float(flat.abs().sum()), infinite)
 
 
 class RunTensors:

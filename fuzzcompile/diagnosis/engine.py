@@ -156,10 +156,8 @@ class JudgedTrial:
 
     def _list_unseen(self) -> Sequence[Unseen]:
         """What went unseen; a replay that raises what eager mode raises has shown all that there is to be seen."""
-        unseen, failure = (
-            dict.fromkeys((*self.trial.ledger.unseen, *get_gathered())),
-            self.experiments.runs.eager.failure,
-        )
+        unseen = dict.fromkeys((*self.trial.ledger.unseen, *get_gathered()))
+        failure = self.experiments.runs.eager.failure
         return [missed for missed in unseen if failure is None or not missed.why.startswith(str(failure))]
 
     def _iter_notes(self, attribution: Attribution, unseen: Sequence[Unseen]) -> Iterator[str]:

@@ -120,6 +120,9 @@ def _differ_in(finding: Finding, value: Value, expected: object, actual: object)
     return Comparison(value.name, value.kind, finding, detail=str(ValuePair(str(expected), str(actual))))
 
 
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
 def _compare_objects(eager: Value, compiled: Value) -> Comparison:
     expected, actual = eager.value, compiled.value
     # By name: a make() that defines classes defines new ones at every call.
@@ -130,7 +133,8 @@ def _compare_objects(eager: Value, compiled: Value) -> Comparison:
         return Comparison(eager.name, eager.kind, "same")
     numbers = isinstance(expected, _NUMBERS) and isinstance(actual, _NUMBERS)
     finding: Finding = "dtype" if equal and numbers else "integer"
-    return _differ_in(finding, eager, f"{types[0]} {expected!r:.80}", f"{types[1]} {actual!r:.80}")
+    shown = (_ADDRESS.sub("", f"{value!r:.80}") for value in (expected, actual))
+    return _differ_in(finding, eager, *map(" ".join, zip(types, shown, strict=True)))
 
 
 _UNCOMPARED = "not compared"

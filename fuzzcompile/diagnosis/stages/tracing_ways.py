@@ -334,7 +334,7 @@ _LISTED = 6
 
 
 def _find_effects(divergence: Divergence) -> Iterator[Found]:
-    wrong = (comparison for comparison in divergence.trial.judgement.comparisons if comparison.finding not in AGREEING)
+    wrong = [each for each in divergence.trial.judgement.comparisons if each.finding not in AGREEING]
     names = [name for comparison in wrong if (name := ObservableName.parse(comparison.name)).is_effect]
     if names:
         held = names[0].what.removeprefix(EFFECT).partition("(")[0]
@@ -342,17 +342,39 @@ def _find_effects(divergence: Divergence) -> Iterator[Found]:
         place = find_definition(facts().places.side_effects)
         details: DetailsJson = {"kind": "effect", "effects": [str(name) for name in names[:_LISTED]]}
         yield Found(Culprit(DYNAMO, None, "side effects", f"effect on {kind}", (), *place, details=details))
+    yield from itertools.islice(_find_returned(divergence, [comparison.name for comparison in wrong]), 1)
+
+
+def _find_returned(divergence: Divergence, wrong: Sequence[str]) -> Iterator[Found]:
+    """Objects that are returned as another class: dynamo makes them anew behind its graphs."""
+    runs = divergence.experiments.baseline, divergence.trial.observation
+    eager, compiled = (run.index_by_name() for run in runs)
+    classes = [
+        tuple(type(values[name].value).__qualname__ for values in (eager, compiled))
+        for name in wrong
+        if name in eager and name in compiled and eager[name].kind == "output" and not eager[name].is_tensor
+    ]
+    if not any(run.failure for run in runs):
+        classes += [("containers", "others")] * (runs[0].structure != runs[1].structure)
+    for expected, got in classes:
+        if expected != got:
+            called, place = f"returned {expected}", find_definition(facts().places.returned_objects)
+            details: DetailsJson = {"kind": "class", "expected": expected, "got": got}
+            yield Found(Culprit(DYNAMO, None, called, called, (), *place, details=details))
 
 
 def _prove_effects(ablator: Ablator, found: Found) -> Attribution | None:
     """The replay of effects: they are missing where nothing but dynamo is between the program and eager mode.
 
-    That has been tried: where it repairs the divergence, the stage is right, and nothing of it is proved.
+    That has been tried: where it repairs the divergence, the stage is right, and nothing of it is proved. Nor is it why
+    an object that is returned is of another class.
     """
+    if found.culprit.details.get("kind") != "effect":
+        return Attribution(replace(found.culprit, confidence="low"))
     return Attribution(replace(found.culprit, necessary=True, sufficient=True))
 
 
-EFFECTS = ways.Way("what a call leaves in Python objects", _find_effects, _prove_effects)
+EFFECTS = ways.Way("what a call leaves in Python objects, and returns", _find_effects, _prove_effects)
 
 
 def prove_ignored_mode(ablator: Ablator) -> Attribution | None:

@@ -218,6 +218,7 @@ class CodePlaces(FactTable, frozen=True):
     graph_recording: str
     package: str
     side_effects: str
+    returned_objects: str
 
 
 class DynamoFacts(FactTable, frozen=True):

@@ -820,3 +820,47 @@ def test_an_array_is_compared_as_the_tensor_that_it_is_to_dynamo():
     assert digest(np.array(["a"]), tensors=RunTensors()) == digest(
         np.arange(4.0)[::-1].view("V8"), tensors=RunTensors()
     )
+
+
+def test_the_last_of_several_returned_values_is_not_blamed_for_another(write_case: Callable[..., Path], monkeypatch):
+    """None of them is stored: they part where the tuple is made."""
+    monkeypatch.setitem(misc.get_np_to_tnp_map(), np.trunc, torch._numpy.ceil)
+    source = ARRAYS.replace("    return np.sqrt(abs(lower)) + middle", "    return np.trunc(x * 3), np.sin(x)")
+    report = triage(load_case(write_case(source.replace("    middle = np.trunc(x * 3)\n", ""))), torch.device("cpu"))
+    culprit = report.attribution.culprit
+    assert culprit is not None and "sin" not in str(culprit.rewrite)
+    assert not culprit.necessary or culprit.rewrite == "trunc(ndarray)"
+
+
+RETURNED = """
+from collections import deque
+import torch
+
+def program(x):
+    RETURN
+
+def make():
+    return program, (torch.ones(3),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("returned", "named", "got"),
+    [
+        ("return x * 2, deque([x.shape[0], 2])", "returned containers", "others"),
+        ("return x * 2, range(x.shape[0])", "returned range", "str"),
+    ],
+)
+def test_an_object_that_is_returned_as_another_class_is_named_by_its_own(
+    returned: str, named: str, got: str, write_case: Callable[..., Path], monkeypatch
+):
+    monkeypatch.setattr(lists.DequeVariable, "reconstruct", lists.ListVariable.reconstruct)
+    monkeypatch.setattr(
+        lists.RangeVariable,
+        "reconstruct",
+        lambda self, codegen: codegen.append_output(codegen.create_load_const("range")),
+    )
+    report = triage(load_case(write_case(RETURNED.replace("RETURN", returned))), torch.device("cpu"))
+    culprit = report.attribution.culprit
+    assert culprit is not None and (culprit.stage, culprit.rewrite) == ("dynamo", named)
+    assert (culprit.necessary, culprit.confidence, culprit.details["got"]) == (None, "low", got)
