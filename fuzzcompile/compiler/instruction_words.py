@@ -107,7 +107,9 @@ def _name_callee(variable: Any) -> str:
 
 def _iterate_names(variable: Any) -> Iterator[object]:
     for attribute in ("fn", "value", "_fn"):
-        yield getattr(_read(variable, attribute), "__name__", None)
+        called = _read(variable, attribute)
+        name = getattr(called, "__name__", None)
+        yield f"numpy.{name}" if name and str(getattr(called, "__module__", "")).partition(".")[0] == "numpy" else name
     yield getattr(_call(variable, "peek_value"), "__name__", None)  # of what nothing has been done to
     yield _call(variable, "get_name")  # of a function made while tracing
     yield _read(variable, "name")  # of a method that is not looked up yet

@@ -257,17 +257,14 @@ def _with_frames(ablator: Ablator, culprit: Culprit | None) -> Culprit | None:
         return culprit
     # What a compile without it did not repair only handed the error on.
     cleared = {ablation.toggle for ablation in ablator.ablations if not ablation.repairs}
-    file, line, function = next(
-        (frame for frame in failure.raised if f"veto {frame[2]}" not in cleared), failure.raised[0]
-    )
+    file, line, _ = next((frame for frame in failure.raised if f"veto {frame[2]}" not in cleared), failure.raised[0])
     stage = find_file_stage(file) or culprit.stage
     # It may complain about what a later stage gave it.
     if stage in _EARLIER and culprit.stage not in _EARLIER[: _EARLIER.index(stage) + 1]:
         return culprit
     if culprit.stage == DYNAMO and stage == DECOMPOSITION:
         stage = FAKE_TENSOR  # ahead of functionalization, decompositions compute fake tensors alone
-    named = culprit if culprit.is_named else replace(culprit, rewrite=function, family=function)
-    return replace(named, stage=stage, source=file, line=line)
+    return replace(culprit, stage=stage, source=file, line=line)
 
 
 def _attribute_to_rewrites(ablator: Ablator) -> Attribution | None:

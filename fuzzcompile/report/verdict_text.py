@@ -229,19 +229,26 @@ def advice(report: ReportJson, name: str | CommandSubject) -> str:
     return f"{doubt}{again}{until}report it: {commands}"
 
 
+def _name(culprit: CulpritJson) -> str:
+    """The rewrite; of an error without one, the function that raised it at the culprit's place."""
+    raised = read_details(culprit).get("raised") or ()
+    place = culprit.get("source"), culprit.get("line")
+    there = (frame["function"] for frame in raised if (frame["source"], frame["line"]) == place)
+    return culprit.get("rewrite") or next(there, "unknown")
+
+
 def name_culprit(culprit: CulpritJson | None) -> str:
     """A culprit in a few words: the rewrite and its file, or its stage if no file is known."""
     if not culprit:
         return "not attributed"
-    name = culprit.get("rewrite") or "unknown"
-    source = culprit.get("source")
+    name, source = _name(culprit), culprit.get("source")
     return f"{name} ({format_place(source, culprit.get('line'))})" if source else f"{name} ({culprit.get('stage')})"
 
 
 def describe_culprit(culprit: CulpritJson) -> str:
     """A culprit in one line: rewrite, stage and pass, source, site, and what was proved."""
     guard = read_details(culprit).get("guard")
-    name = culprit["rewrite"] or "unknown"
+    name = _name(culprit)
     parts = [f"{name if guard is None else f'guard {name} ({guard})'} in {culprit['stage']}"]
     if culprit["pass"] and culprit["pass"] != culprit["rewrite"]:
         parts.append(f"pass {culprit['pass']}")

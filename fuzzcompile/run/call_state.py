@@ -12,7 +12,7 @@ import inspect
 import re
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -131,11 +131,16 @@ def read_modes() -> dict[str, object]:
     return {name: read() for name, read in _MODES.items()}
 
 
-def restore_modes(earlier: Mapping[str, object]) -> None:
-    """Set the switches back to what they were, but for what only a block can leave."""
-    for name, value in read_modes().items():
-        if value != earlier[name] and name in _SETTERS:
-            _SETTERS[name](earlier[name])
+@contextlib.contextmanager
+def preserve_modes() -> Iterator[None]:
+    """Set the switches back behind the block to what they were, but for what only a block can leave."""
+    earlier = read_modes()
+    try:
+        yield
+    finally:
+        for name, value in read_modes().items():
+            if value != earlier[name] and name in _SETTERS:
+                _SETTERS[name](earlier[name])
 
 
 class CallState:

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuzzcompile.model.errors import CaseError
 from fuzzcompile.run.arithmetic_modes import Float64Mode, UlpNoise
 from fuzzcompile.run.attention_backends import interpret_flex_attention
-from fuzzcompile.run.call_state import read_modes, restore_modes
+from fuzzcompile.run.call_state import preserve_modes, read_modes
 from fuzzcompile.run.case import Arguments, Case
 from fuzzcompile.run.case_program import RUN_SEED, CaseProgram, build, name_roots
 from fuzzcompile.run.device import (
@@ -218,12 +218,11 @@ def _observe(
 @contextlib.contextmanager
 def _note_modes(left: dict[str, str]) -> Iterator[None]:
     """Note the switches of the process as the block leaves them, and set them back."""
-    before = read_modes()
-    try:
-        yield
-    finally:
-        left |= {name: str(value) for name, value in read_modes().items()}
-        restore_modes(before)
+    with preserve_modes():
+        try:
+            yield
+        finally:
+            left |= {name: str(value) for name, value in read_modes().items()}
 
 
 def _observe_calls(

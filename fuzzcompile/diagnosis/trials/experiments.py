@@ -54,6 +54,7 @@ from fuzzcompile.model.stages import RUNTIME
 from fuzzcompile.model.tolerances import Tolerances
 from fuzzcompile.model.verdicts import AGREEING, HARMLESS, Verdict
 from fuzzcompile.run import runs
+from fuzzcompile.run.call_state import preserve_modes
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.case_program import CaseProgram, build
 from fuzzcompile.run.observation import Failure, Observation
@@ -283,6 +284,7 @@ class Experiments:
             return "across_devices"
         return {"aot_eager": "across_backends", "float64": "across_dtypes"}.get(self.against, "same_backend")
 
+    @preserve_modes()
     def trial(self, how: Compilation | None = None) -> Trial:
         """Compile the case as ``how`` says (as the experiments judge it, if None), run it and judge what it shows."""
         if how is None:

@@ -47,7 +47,7 @@ from fuzzcompile.programs.capture.whole_script import (
 )
 from fuzzcompile.programs.casefiles.case_file import CaseFile, count_processes, read_case_file
 from fuzzcompile.run.attention_backends import MATH_ONLY, force_math_kernel
-from fuzzcompile.run.call_state import read_modes, restore_modes
+from fuzzcompile.run.call_state import preserve_modes
 from fuzzcompile.run.case import Case
 from fuzzcompile.run.device import (
     AUTOCAST_DEVICES,
@@ -74,12 +74,10 @@ def isolate_process() -> Iterator[None]:
 
     In a process that compiles for a target, Triton kernels of the case are interpreted in it.
     """
-    modes = read_modes()
     try:
-        with preserve_config(), preserve_process(), leave_transforms(), interpret_own_kernels():
+        with preserve_modes(), preserve_config(), preserve_process(), leave_transforms(), interpret_own_kernels():
             yield
     finally:
-        restore_modes(modes)
         torch.set_default_device(None)
         for device in AUTOCAST_DEVICES:
             torch.set_autocast_enabled(device, False)

@@ -810,7 +810,7 @@ def make():
 def test_a_function_of_numpys_is_told_from_those_around_it(write_case: Callable[..., Path], monkeypatch):
     monkeypatch.setitem(misc.get_np_to_tnp_map(), np.trunc, torch._numpy.ceil)
     culprit = triage(load_case(write_case(ARRAYS)), torch.device("cpu")).attribution.culprit
-    assert culprit is not None and (culprit.stage, culprit.rewrite) == ("dynamo", "trunc(ndarray)")
+    assert culprit is not None and (culprit.stage, culprit.rewrite) == ("dynamo", "numpy.trunc(ndarray)")
     assert culprit.necessary and culprit.confidence == "high" and culprit.site == "case.py:7 #1"
 
 
@@ -829,7 +829,7 @@ def test_the_last_of_several_returned_values_is_not_blamed_for_another(write_cas
     report = triage(load_case(write_case(source.replace("    middle = np.trunc(x * 3)\n", ""))), torch.device("cpu"))
     culprit = report.attribution.culprit
     assert culprit is not None and "sin" not in str(culprit.rewrite)
-    assert not culprit.necessary or culprit.rewrite == "trunc(ndarray)"
+    assert not culprit.necessary or culprit.rewrite == "numpy.trunc(ndarray)"
 
 
 RETURNED = """
