@@ -155,7 +155,7 @@ class JudgedTrial:
         )
 
     def _list_unseen(self) -> Sequence[Unseen]:
-        """What went unseen; a replay that raises what eager mode raises has shown all that there is to be seen."""
+        """Missed observations; a replay that raises what eager mode raises has shown all that there is to be seen."""
         unseen = dict.fromkeys((*self.trial.ledger.unseen, *get_gathered()))
         failure = self.experiments.runs.eager.failure
         return [missed for missed in unseen if failure is None or not missed.why.startswith(str(failure))]

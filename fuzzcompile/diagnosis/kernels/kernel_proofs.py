@@ -223,7 +223,7 @@ def _iterate_views(reader: fx.Node) -> Iterator[fx.Node]:
 
 
 def prove_around_operators(ablator: Ablator, wrong: LoweredStep) -> Attribution | None:
-    """What is done to a kernel beside writing its operators: its loops are split, or the compiler is lax; else None."""
+    """The fault beside the operators of a kernel: its loops are split, or the compiler is lax; None without one."""
     split = wrong.generator.find_loop_split() if wrong.lowered.split.intersection(wrong.nodes) else None
     whole = Lowered(Control(unsplit=True), "no loop made two for a division in an index")
     if split is not None and ablator.attempt_under(whole)[1]:
