@@ -18,6 +18,6 @@ def forward(x):
 print(torch.compile(forward)(np.arange(24).reshape(2, 3, 4)))
 """
 STAGES = ("dynamo",)
-NAMES = ("getitem", "index", "aten.index")
+NAMES = ("getitem", "index", "aten.index", "ndarray[")
 
 _ndarray._numpy_compatible_indexing.__code__ = (lambda index: index).__code__

@@ -466,8 +466,8 @@ def _iter_partings(
             decided, "path", *(words or (word_line(code, step.offset), word_line(code, other.offset)))
         )
     elif decided is not None and name is not None:
-        is_tensor = (step.values[name] or ())[:1] == TENSOR
-        suspects = _list_unnamed(theirs[:at], decided) if is_tensor or _fills(decided) else [decided]
+        holds_tensors = bool(list_summaries({name: step.values[name]}))
+        suspects = _list_unnamed(theirs[:at], decided) if holds_tensors or _fills(decided) else [decided]
         said = _word_values(name, step.values[name], other.values.get(name))
         yield from (PartedInstruction(each, *said) for each in suspects)
 
