@@ -9,7 +9,7 @@ class Plain:
     pass
 
 
-@torch.compile(backend="eager")
+@torch.compile(backend="eager", fullgraph=True)
 def set_reserved(x, plain):
     try:
         plain.__weakref__ = None
