@@ -116,7 +116,9 @@ _MODES: Mapping[str, Callable[[], object]] = {
 _SETTERS: Mapping[str, Callable[[Any], object]] = {
     "torch.is_grad_enabled()": torch.set_grad_enabled,
     "torch.get_default_dtype()": torch.set_default_dtype,
-    "torch.are_deterministic_algorithms_enabled()": torch.use_deterministic_algorithms,
+    "torch.are_deterministic_algorithms_enabled()": lambda on: torch.use_deterministic_algorithms(
+        on, warn_only=torch.is_deterministic_algorithms_warn_only_enabled()
+    ),
     "torch.get_num_threads()": torch.set_num_threads,
     "torch.is_autocast_enabled('cpu')": lambda on: torch.set_autocast_enabled("cpu", on),
     "torch.get_autocast_dtype('cpu')": lambda dtype: torch.set_autocast_dtype("cpu", dtype),
