@@ -179,20 +179,23 @@ def always_fused() -> contextlib.AbstractContextManager[Any]:
 
 def local_buffers_shared() -> contextlib.AbstractContextManager[Any]:
     """Two values that loops under one outer loop need at the same time are kept in one buffer."""
-    source = textwrap.dedent(inspect.getsource(cpp.CppScheduling.codegen_outer_loop_node))
-    source = source.replace("user.node.get_name() in visited_scheduler_nodes", "True")
-    scope: dict[str, Any] = {}
-    exec(compile(source, __file__, "exec"), vars(cpp), scope)
-    return mock.patch.object(cpp.CppScheduling, "codegen_outer_loop_node", scope["codegen_outer_loop_node"])
+    return rewritten(
+        cpp.CppScheduling, "codegen_outer_loop_node", "user.node.get_name() in visited_scheduler_nodes", "True"
+    )
 
 
 def loops_cut_short() -> contextlib.AbstractContextManager[Any]:
     """Of a loop that is made two for a division in an index, the last part is left out."""
-    source = textwrap.dedent(inspect.getsource(cpp.CppScheduling.try_loop_split))
-    source = source.replace("index_size[split_idx] // split_number", "index_size[split_idx] // split_number - 1")
-    scope: dict[str, Any] = {}
-    exec(compile(source, __file__, "exec"), vars(cpp), scope)
-    return mock.patch.object(cpp.CppScheduling, "try_loop_split", scope["try_loop_split"])
+    right = "index_size[split_idx] // split_number"
+    return rewritten(cpp.CppScheduling, "try_loop_split", right, f"{right} - 1")
+
+
+def rewritten(owner: Any, name: str, right: str, wrong: str) -> contextlib.AbstractContextManager[Any]:
+    """A function of a class or module, with other text in its source."""
+    function = getattr(owner, name)
+    source, scope = textwrap.dedent(inspect.getsource(function)), dict[str, Any]()
+    exec(compile(source.replace(right, wrong), __file__, "exec"), function.__globals__, scope)
+    return mock.patch.object(owner, name, scope[name])
 
 
 def readers_forgotten() -> contextlib.AbstractContextManager[Any]:
@@ -237,11 +240,7 @@ def permutation_not_inverted() -> contextlib.AbstractContextManager[Any]:
 
 def values_unrealized() -> contextlib.AbstractContextManager[Any]:
     """What is written by index is computed while it is written."""
-    function = lowering_module.index_put_impl_
-    source = inspect.getsource(function).replace("values.realize()", "pass")
-    scope: dict[str, Any] = {}
-    exec(compile(source, "behind_plants.py", "exec"), vars(lowering_module), scope)
-    return mock.patch.object(lowering_module, "index_put_impl_", scope["index_put_impl_"])
+    return rewritten(lowering_module, "index_put_impl_", "values.realize()", "pass")
 
 
 def first_output_twice() -> contextlib.AbstractContextManager[Any]:

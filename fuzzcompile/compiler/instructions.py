@@ -17,6 +17,7 @@ from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 import torch
+from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.instruction_words import (
     ENTERING,
@@ -381,6 +382,7 @@ class PartedInstruction:
     instruction itself raises one in eager mode alone, which the program catches), ``call`` (the program's own code that
     it calls is not traced) or ``setting`` (nothing comes of it that could part).
     ``call`` is the number of the program's call that both are of, from 1; None where dynamo traced another one.
+    ``of_tensors``: the value that is another is or holds tensors, which a break of the graph hands over as they are.
     """
 
     instruction: Instruction
@@ -389,11 +391,7 @@ class PartedInstruction:
     got: str = ""
     others: tuple[Instruction, ...] = ()
     call: int | None = None
-
-    @property
-    def is_of_tensor(self) -> bool:
-        """Return whether the value that is another is a tensor: a break of the graph hands those over as they are."""
-        return self.kind == "value" and TENSOR[0] in self.expected
+    of_tensors: bool = False
 
     @property
     def instructions(self) -> tuple[Instruction, ...]:
@@ -466,10 +464,11 @@ def _iter_partings(
             decided, "path", *(words or (word_line(code, step.offset), word_line(code, other.offset)))
         )
     elif decided is not None and name is not None:
-        holds_tensors = bool(list_summaries({name: step.values[name]}))
+        holds_tensors = TENSOR[0] in pytree.tree_leaves(step.values[name])
         suspects = _list_unnamed(theirs[:at], decided) if holds_tensors or _fills(decided) else [decided]
-        said = _word_values(name, step.values[name], other.values.get(name))
-        yield from (PartedInstruction(each, *said) for each in suspects)
+        kind, expected, got = _word_values(name, step.values[name], other.values.get(name))
+        of_tensors = holds_tensors and kind == "value"
+        yield from (PartedInstruction(each, kind, expected, got, of_tensors=of_tensors) for each in suspects)
 
 
 def _iter_endings(

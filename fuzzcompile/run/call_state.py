@@ -14,7 +14,8 @@ import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import numpy
 import torch
@@ -96,41 +97,45 @@ def _set_autocast_regions(count: int) -> None:
         change()
 
 
-# Switches of the process that a program may read, or that change what its operators do.
-_MODES: Mapping[str, Callable[[], object]] = {
-    "torch.is_grad_enabled()": torch.is_grad_enabled,
-    "torch.is_inference_mode_enabled()": torch.is_inference_mode_enabled,
-    "torch.get_default_dtype()": torch.get_default_dtype,
-    "torch.get_default_device()": torch.get_default_device,
-    "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled,
-    "torch.get_num_threads()": torch.get_num_threads,
-    "torch.get_float32_matmul_precision()": read_float32_matmul,
-    "torch.is_autocast_enabled('cpu')": lambda: torch.is_autocast_enabled("cpu"),
-    "torch.get_autocast_dtype('cpu')": lambda: torch.get_autocast_dtype("cpu"),
-    "torch.is_autocast_enabled('cuda')": lambda: torch.is_autocast_enabled("cuda"),
-    "torch.get_autocast_dtype('cuda')": lambda: torch.get_autocast_dtype("cuda"),
-    "the number of autocast regions that are entered": _count_autocast_regions,
-    FUNCTION_MODES: lambda: _name_modes(_get_current_function_mode_stack),
-    "the TorchDispatchModes that are entered": lambda: _name_modes(_get_current_dispatch_mode_stack),
-}
-_SETTERS: Mapping[str, Callable[[Any], object]] = {
-    "torch.is_grad_enabled()": torch.set_grad_enabled,
-    "torch.get_default_dtype()": torch.set_default_dtype,
-    "torch.are_deterministic_algorithms_enabled()": lambda on: torch.use_deterministic_algorithms(
-        on, warn_only=torch.is_deterministic_algorithms_warn_only_enabled()
+class _Switch(NamedTuple):
+    """A switch of the process: how it is read, and how it is set; None for one that only a block can leave."""
+
+    read: Callable[[], object]
+    write: Callable[[Any], object] | None = None
+
+
+def _warn_as_before(on: bool) -> None:
+    torch.use_deterministic_algorithms(on, warn_only=torch.is_deterministic_algorithms_warn_only_enabled())
+
+
+# Those that a program may read, or that change what its operators do, by what a user calls to read them.
+_SWITCHES: Mapping[str, _Switch] = {
+    "torch.is_grad_enabled()": _Switch(torch.is_grad_enabled, torch.set_grad_enabled),
+    "torch.is_inference_mode_enabled()": _Switch(torch.is_inference_mode_enabled),
+    "torch.get_default_dtype()": _Switch(torch.get_default_dtype, torch.set_default_dtype),
+    "torch.get_default_device()": _Switch(torch.get_default_device),
+    "torch.are_deterministic_algorithms_enabled()": _Switch(
+        torch.are_deterministic_algorithms_enabled, _warn_as_before
     ),
-    "torch.get_num_threads()": torch.set_num_threads,
-    "torch.is_autocast_enabled('cpu')": lambda on: torch.set_autocast_enabled("cpu", on),
-    "torch.get_autocast_dtype('cpu')": lambda dtype: torch.set_autocast_dtype("cpu", dtype),
-    "torch.is_autocast_enabled('cuda')": lambda on: torch.set_autocast_enabled("cuda", on),
-    "torch.get_autocast_dtype('cuda')": lambda dtype: torch.set_autocast_dtype("cuda", dtype),
-    "the number of autocast regions that are entered": _set_autocast_regions,
+    "torch.get_num_threads()": _Switch(torch.get_num_threads, torch.set_num_threads),
+    "torch.get_float32_matmul_precision()": _Switch(read_float32_matmul),
+    **{
+        f"torch.{name}('{device}')": _Switch(partial(read, device), partial(write, device))
+        for device in ("cpu", "cuda")
+        for name, read, write in (
+            ("is_autocast_enabled", torch.is_autocast_enabled, torch.set_autocast_enabled),
+            ("get_autocast_dtype", torch.get_autocast_dtype, torch.set_autocast_dtype),
+        )
+    },
+    "the number of autocast regions that are entered": _Switch(_count_autocast_regions, _set_autocast_regions),
+    FUNCTION_MODES: _Switch(lambda: _name_modes(_get_current_function_mode_stack)),
+    "the TorchDispatchModes that are entered": _Switch(lambda: _name_modes(_get_current_dispatch_mode_stack)),
 }
 
 
 def read_modes() -> dict[str, object]:
     """The switches of the process as they are now, by what a user calls to read them."""
-    return {name: read() for name, read in _MODES.items()}
+    return {name: switch.read() for name, switch in _SWITCHES.items()}
 
 
 @contextlib.contextmanager
@@ -140,9 +145,9 @@ def preserve_modes() -> Iterator[None]:
     try:
         yield
     finally:
-        for name, value in read_modes().items():
-            if value != earlier[name] and name in _SETTERS:
-                _SETTERS[name](earlier[name])
+        for name, switch in _SWITCHES.items():
+            if switch.write is not None and switch.read() != earlier[name]:
+                switch.write(earlier[name])
 
 
 class CallState:

@@ -102,11 +102,11 @@ class CodeGenerator:
 
     def find_outer_loop_code(self) -> CodeSource | None:
         """Return the function that writes loops of other ranges under one outer loop; None if nothing does."""
-        return None if self.outer_loops is None else _locate(self.outer_loops.partition(":")[2], self.outer_loops)
+        return _locate_function(self.outer_loops)
 
     def find_loop_split(self) -> CodeSource | None:
         """Return the function that makes two loops of one for a division in an index; None if nothing does."""
-        return None if self.loop_split is None else _locate(self.loop_split.partition(":")[2], self.loop_split)
+        return _locate_function(self.loop_split)
 
     def find_store_code(self) -> CodeSource:
         """Return the function that writes the stores of a kernel whose programs race."""
@@ -137,6 +137,10 @@ class CodeGenerator:
 def _locate(name: str, *places: str) -> CodeSource:
     found = (CodeSource(name, *find_definition(place)) for place in places)
     return next((code for code in found if code.source is not None), CodeSource(name))
+
+
+def _locate_function(place: str | None) -> CodeSource | None:
+    return None if place is None else _locate(place.partition(":")[2], place)
 
 
 # ``kernel.cpp:12:7: error: …``; the line itself is repeated below it, behind its number and a bar.

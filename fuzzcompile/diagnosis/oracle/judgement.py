@@ -259,9 +259,10 @@ def judge(runs: Observations) -> Judgement:
     modes = _compare_modes(runs)
     if runs.eager.failure or runs.compiled.failure:
         judged = _judge_failures(runs.eager, runs.compiled)
-        left = modes if judged.verdict is Verdict.INVALID else ()
+        if not modes or judged.verdict is not Verdict.INVALID:
+            return judged
         said = f"{judged.detail}, and leaves the process otherwise"
-        return replace(judged, verdict=Verdict.MISCOMPILE, comparisons=left, detail=said) if left else judged
+        return replace(judged, verdict=Verdict.MISCOMPILE, comparisons=modes, detail=said)
     if runs.eager.structure != runs.compiled.structure:
         return Judgement(
             Verdict.METADATA, detail=f"eager returns {runs.eager.structure}, compiled {runs.compiled.structure}"

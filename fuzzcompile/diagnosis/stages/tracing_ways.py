@@ -414,7 +414,7 @@ def prove_instruction(ablator: Ablator, *, doubts: bool, own_errors: bool = Fals
             return Attribution(replace(_make_culprit(parted, raised), necessary=True, confidence="high"))
         if is_right:  # dynamo could not break the graph there, and left the whole frame to eager mode
             alone.append(parted)
-        elif parted.is_of_tensor and trial.ledger.frames and not trial.ledger.given_up:  # eager mode ran it in vain
+        elif parted.of_tensors and trial.ledger.frames and not trial.ledger.given_up:  # eager mode ran it in vain
             cleared.append(parted)
     seen = [parted for parted in partings if parted.kind != "setting"]
     if not alone and seen and seen[0] not in cleared:
