@@ -354,6 +354,17 @@ def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     return torch.equal(first.view(unit), second.view(unit))
 
 
+def view_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements in row-major order as bytes: shape ``(n,)``, dtype ``uint8``; a copy where they do not lie so.
+
+    Raises:
+        RuntimeError: it has no plain elements (sparse, quantised).
+    """
+    plain = tensor.detach().contiguous()
+    # A tensor of one element is contiguous whatever its strides are, and keeps them when it is reshaped.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
+
+
 def double_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which values of ``dtype`` are kept for a float64 run."""
     return torch.float64 if dtype.is_floating_point else LOW_COMPLEX.get(dtype, dtype)

@@ -30,7 +30,7 @@ from fuzzcompile.run.case import Case
 from fuzzcompile.run.case_program import CaseProgram, build
 from fuzzcompile.run.device import describe_environment
 from fuzzcompile.run.observation import Observation, Value
-from fuzzcompile.run.tensors import name_leaves
+from fuzzcompile.run.tensors import name_leaves, view_bytes
 
 # The identity of a run: program, weights and inputs by their hashes, and the machine it ran on. Two runs are comparable
 # layer by layer only if the first three are the same. Another torch or device is what a comparison is for.
@@ -116,8 +116,7 @@ def check_same(recorded: RunFacts, present: RunFacts) -> list[str]:
 def read_bytes(tensor: torch.Tensor) -> memoryview:
     """The elements in row-major order; RuntimeError or TypeError without plain elements (sparse, quantised)."""
     with torch.no_grad(), _disable_current_modes():
-        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        elements: memoryview = plain.reshape(-1).view(torch.uint8).numpy().data
+        elements: memoryview = view_bytes(tensor.detach().cpu().resolve_conj().resolve_neg()).numpy().data
     return elements
 
 
@@ -219,7 +218,7 @@ def write_recording(path: Path, facts: RunFacts, calls: Iterable[KeptCall]) -> N
             if digest not in stored:
                 stored[digest], plain = key, tensor.values.detach().resolve_conj().resolve_neg().contiguous()
                 if tensor.dtype not in _DTYPES:
-                    plain = plain.reshape(-1).view(torch.uint8)
+                    plain = view_bytes(plain)
                 tensors[key] = plain.clone() if tensor.values.untyped_storage().nbytes() > plain.nbytes else plain
             dtype = str(tensor.dtype).removeprefix("torch.")
             yield {"key": stored[digest], "shape": list(tensor.shape), "dtype": dtype, "whole": tensor.whole}

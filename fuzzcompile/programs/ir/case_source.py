@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fuzzcompile.programs.ir.program import Fill, Input, Program, Ref, Statement, use_plain_names
-from fuzzcompile.run.tensors import is_inexact
+from fuzzcompile.run.tensors import is_inexact, view_bytes
 
 # Python expressions for inputs: their values, dtypes and strides.
 
@@ -177,9 +177,8 @@ class CaseText:
         """Identity: the text and the bits of the values."""
         parts = hashlib.sha256(self.source.encode())
         for name, tensor in self.values.items():
-            flat = tensor.detach().cpu().contiguous().reshape(-1)
             parts.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}".encode())
-            parts.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+            parts.update(view_bytes(tensor.cpu()).numpy().data)
         return parts.hexdigest()
 
 

@@ -11,7 +11,13 @@ import torch.nn.functional as F
 
 from fuzzcompile.compiler.operators.graph_capture import capture_functional, capture_graphs
 from fuzzcompile.programs.casefiles.case_module import load_case
-from fuzzcompile.programs.ir.case_source import count_model_lines, input_expression, write_program, write_source
+from fuzzcompile.programs.ir.case_source import (
+    CaseText,
+    count_model_lines,
+    input_expression,
+    write_program,
+    write_source,
+)
 from fuzzcompile.programs.ir.evaluation import evaluate
 from fuzzcompile.programs.ir.program import Input, Program, Ref, Statement
 from fuzzcompile.programs.ir.tracing import Untranslatable, translate_graph
@@ -229,3 +235,11 @@ def test_recorded_values_are_kept_under_the_names_by_which_the_text_reads_them()
     program = Program(inputs, (Statement("s", "function", "torch.stack", ([Ref(i.name) for i in inputs],)),), Ref("s"))
     text = write_program(program)
     assert len(text.values) == 2 and all(f'VALUES["{name}"]' in text.source for name in text.values)
+
+
+@pytest.mark.parametrize("tensor", [torch.arange(9.0)[::8][:1], torch.ones(1), torch.tensor(2 + 1j), torch.ones(0)])
+def test_a_case_is_told_by_the_bits_of_its_recorded_values(tensor):
+    """One element is contiguous whatever its stride is."""
+    first, same, other = (CaseText("", {"a": values}) for values in (tensor, tensor.clone(), tensor + 1))
+    assert first.digest != other.digest or not tensor.numel()
+    assert (first.digest == same.digest) == (tensor.stride() == tensor.clone().stride())
