@@ -381,13 +381,17 @@ class TriageReport:
 
 
 def make_finite(value: Any) -> Any:
-    """The same structure with NaN and infinities, which JSON has not, as null and named beside it."""
+    """The same structure with NaN and infinities, which JSON has not, as null and named beside it.
+
+    Where several differ, ``non_finite`` names the first, and ``non_finite_compiled`` or the like another.
+    """
     if isinstance(value, Mapping):
         clean: dict[str, Any] = {}
         for key, item in value.items():
             if isinstance(item, float) and not math.isfinite(item):
-                clean[key] = None
-                clean.setdefault("non_finite", "nan" if math.isnan(item) else "inf" if item > 0 else "-inf")
+                name, clean[key] = str(item), None
+                if clean.setdefault("non_finite", name) != name:
+                    clean[f"non_finite_{key}"] = name
             else:
                 clean[key] = make_finite(item)
         return clean

@@ -305,6 +305,11 @@ def find_broken_promise(report: Mapping[str, Any]) -> str | None:
     return evidence.get("promise") if bits and not wrong else None
 
 
+def name_non_finite(numbers: Mapping[str, Any], key: str) -> str:
+    """Return ``inf``, ``-inf`` or ``nan`` of a number that is null for that; "" where nothing is said of it."""
+    return str(numbers.get(f"non_finite_{key}") or numbers.get("non_finite") or "")
+
+
 def read_target(report: ReportJson) -> str | None:
     """Return the target that the compiler generated code for; None if that is the device that ran."""
     target = report.get("target")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from fuzzcompile.model.contract import EAGER, OutputJson, ReportJson, read_target
+from fuzzcompile.model.contract import EAGER, OutputJson, ReportJson, name_non_finite, read_target
 from fuzzcompile.model.culprit_contract import AblationJson, CulpritJson, format_place, read_details
 from fuzzcompile.model.privacy import fold_lines, scrub
 from fuzzcompile.model.stages import BY_NAME, CODEGEN, DISPATCHER_LABEL, DYNAMO, INDUCTOR_LABEL
@@ -227,7 +227,7 @@ def _number(details: Mapping[str, object], key: str) -> float | None:
     """A number of the details; ``non_finite`` beside it names what JSON cannot hold."""
     value = details.get(key)
     if value is None and key in details:
-        value = details.get("non_finite")
+        value = name_non_finite(details, key)
     return float(value) if isinstance(value, int | float | str) and value != "" else None
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fuzzcompile.model.contract import EAGER, OutputJson, PromiseJson, ReportJson, read_target
+from fuzzcompile.model.contract import EAGER, OutputJson, PromiseJson, ReportJson, name_non_finite, read_target
 from fuzzcompile.model.culprit_contract import CulpritJson, format_place, read_details
 from fuzzcompile.model.custom import is_custom
 from fuzzcompile.model.evidence import InternalError
@@ -327,14 +327,18 @@ def _places(outputs: Sequence[OutputJson]) -> Iterator[str]:
             kind = f"{output['finding']}: " if output["finding"] in FORMS else ""
             yield f"{output['name']}: {kind}{output['detail']}"
         elif output.get("where") is not None:
-            index, at = ", ".join(map(str, output["where"] or ())), dict(output["at"] or {})
-            broken = at.pop("non_finite", None) or "non-finite"
+            index, at = ", ".join(map(str, output["where"] or ())), output["at"] or {}
             values = {
-                run: broken if value is None else f"{value:.9g}" if isinstance(value, float) else value
+                run: name_non_finite(at, run) or "non-finite" if value is None else _spell(value)
                 for run, value in at.items()
+                if not run.startswith("non_finite")
             }
             shown = ", ".join(f"{run} {value}" for run, value in values.items())
             yield f"{output['name']}[{index}]: {shown}" if index else f"{output['name']}: {shown}"
+
+
+def _spell(value: float | int | bool | str) -> str:
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
 def _attribution(report: ReportJson, *, proof: bool) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fuzzcompile.corpus.replay.replay_history import ReplayStatus, public
 from fuzzcompile.model.compiler_toggles import NEUTRAL
-from fuzzcompile.model.contract import EAGER, CauseJson, OutputJson
+from fuzzcompile.model.contract import EAGER, CauseJson, OutputJson, name_non_finite
 from fuzzcompile.model.culprit_contract import read_details, spell_operator
 from fuzzcompile.model.evidence import (
     EFFECT,
@@ -296,7 +296,7 @@ def _wrong_values(facts: IssueFacts) -> Effect:
     # The judge names what is not finite on either side; only a finite value of eager's makes it the compiled side.
     if at.get("eager") is None:
         return Effect("returns other infinities or NaNs than eager")
-    what = str(at.get("non_finite") or entry.get("non_finite") or "")
+    what = name_non_finite(at, "compiled") or str(entry.get("non_finite") or "")
     return Effect(f"returns {'NaN' if 'nan' in what else what or 'NaN or infinity'}", ", where eager is finite")
 
 
@@ -516,7 +516,7 @@ def _observed(facts: IssueFacts) -> str:
 
 def _measured(facts: IssueFacts, entry: OutputJson) -> str:
     at = entry.get("at") or {}
-    eager, compiled = _number(at.get("eager")), _number(at.get("compiled")) or str(at.get("non_finite") or "")
+    eager, compiled = _number(at.get("eager")), _number(at.get("compiled")) or name_non_finite(at, "compiled")
     name = _name(facts, entry)
     errors = [_number(entry.get(key)) for key in ("max_abs_error_compiled", "max_abs_error_eager")]
     against = f"{errors[0]} away from float64, eager {errors[1]}" if all(errors) else ""

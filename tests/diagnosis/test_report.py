@@ -11,7 +11,7 @@ import pytest
 import fuzzcompile
 from fuzzcompile.diagnosis.triage_report import TriageReport, make_finite
 from fuzzcompile.diagnosis.worker.worker_loss import EAGER, LossMeaning, weigh_loss
-from fuzzcompile.model.contract import ReportJson
+from fuzzcompile.model.contract import ReportJson, name_non_finite
 from fuzzcompile.model.lost_worker import report_worker_failure
 from fuzzcompile.model.signatures import normalise_message
 from fuzzcompile.model.verdicts import Verdict
@@ -29,6 +29,8 @@ def test_what_json_lacks_is_null_and_named_beside_it():
         "e": 2.0,
     }
     json.dumps(clean, allow_nan=False)
+    at = make_finite({"eager": -math.inf, "compiled": math.nan, "float64": -math.inf})
+    assert [name_non_finite(at, run) for run in ("eager", "compiled", "float64")] == ["-inf", "nan", "-inf"]
 
 
 def test_errors_that_differ_in_numbers_and_names_are_the_same():

@@ -49,6 +49,9 @@ def test_numbers_that_json_cannot_hold_have_their_names():
     )
     text = printed(report("nonfinite", broken))
     assert " inf " in text and "compiled nan" in text and "None" not in text
+    at = {"eager": None, "compiled": None, "float64": None, "non_finite": "-inf", "non_finite_compiled": "nan"}
+    text = printed(report("nonfinite", output(max_abs_error_compiled=None, non_finite="nan", at=at)))
+    assert "eager -inf, compiled nan, float64 -inf" in text
 
 
 def test_a_value_of_python_has_no_row_of_errors():
