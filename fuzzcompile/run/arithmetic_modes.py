@@ -237,7 +237,8 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Operators that add up many terms get their terms moved as well (in float32 and float64: shorter types are
     accumulated in float32, whose rounding does not show in them). The program's own random stream is left
-    alone, so dropout masks stay those of the unperturbed run.
+    alone, so dropout masks stay those of the unperturbed run. Memory that nobody wrote to (``torch.empty``) is filled
+    with NaNs by an odd seed, and with zeros by an even one.
     """
 
     supports_higher_order_operators = True
@@ -268,6 +269,8 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in _OPERATORS.accumulating and not whole:
             args = map_leaves(self._move_term, args)
         result = func(*args, **kwargs)
+        if name in _OPERATORS.uninitialised:
+            return pytree.tree_map_only(torch.Tensor, self._fill_unwritten, result)
         if name == "_to_copy":  # within vmap, of a number
             return self._vary_undefined(args[0], result) if isinstance(args[0], torch.Tensor) else result
         if not _computes(schema, args):
@@ -281,6 +284,13 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     written.copy_(self._move(written, whole=whole))
             return result
         return pytree.tree_map_only(torch.Tensor, functools.partial(self._move, whole=whole), result)
+
+    def _fill_unwritten(self, memory: torch.Tensor) -> torch.Tensor:
+        """Memory that nobody has written to, with values varied by seed: whatever reads it has no right answer."""
+        if memory.layout is not torch.strided or memory.is_quantized or memory.is_nested:
+            return memory
+        filling = float("nan") if is_inexact(memory) else True
+        return memory.fill_(filling if self.seed % 2 else 0)
 
     def _vary_undefined(self, source: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
         """The result of a cast, with undefined values varied by seed: C++ defines none for a number out of range."""

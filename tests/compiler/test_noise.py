@@ -172,3 +172,21 @@ def test_float8_which_the_cpu_does_not_round_passes_through(dtype: torch.dtype):
 
     for moved, exact in zip(noisy(program, x), clean(program, x), strict=True):
         assert moved.dtype == exact.dtype and torch.equal(moved.float(), exact.float())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: torch.empty(3, 4),
+        lambda x: torch.empty_like(x),
+        lambda x: x.new_empty(3, dtype=torch.int64),
+        lambda x: torch.empty_strided((2,), (8,), dtype=torch.bool),
+        lambda x: torch.empty(2, dtype=torch.complex64),
+    ],
+)
+def test_memory_that_nobody_wrote_to_varies_by_seed(make):
+    (x,) = programs.tensors((3, 4))
+    first, again, other = (noisy(make, x, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.nan_to_num(7), again.nan_to_num(7)) if first.is_floating_point() else first.all()
+    assert not torch.equal(first, other) and not other.any()
+    assert torch.equal(noisy(lambda x: make(x).fill_(3), x), torch.full_like(first, 3)), "what is written stays"

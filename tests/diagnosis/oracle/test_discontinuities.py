@@ -114,3 +114,17 @@ def test_columns_that_are_wrong_in_each_compile_are_a_bug_beside_it(
     wrong = lambda x: lowering.lowerings[torch.ops.aten.mul.Tensor](sqrt(x), 1e-6)  # noqa: E731
     monkeypatch.setitem(lowering.lowerings, torch.ops.aten.sqrt.default, wrong)
     assert triage(load_case(write_case(CANCELLING)), torch.device("cpu")).verdict.is_bug
+
+
+@pytest.mark.parametrize(
+    ("program", "is_read"),
+    [
+        ("torch.empty(3, 4) * 2 + x", True),
+        ("torch.empty_like(x, dtype=torch.int64) + 1", True),
+        ("torch.empty(3, 4).copy_(x) * 2", False),
+    ],
+)
+def test_memory_that_nobody_wrote_to_accuses_nobody(program: str, is_read: bool, write_case: Callable[..., Path]):
+    source = f"import torch\n\n\ndef program(x):\n    return {program}\n\n\n"
+    case = load_case(write_case(f"{source}def make():\n    return program, (torch.ones(3, 4),)\n"))
+    assert (str(triage(case, torch.device("cpu")).verdict) == "unstable") == is_read
