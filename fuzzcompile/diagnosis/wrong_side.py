@@ -135,8 +135,11 @@ def find_wrong_side(experiments: Experiments, trial: Trial, decision: Decision) 
     wrong = [call for call in mode.contested if call.kernel_is_wrong]
     if wrong:
         return _judge_repaired(experiments, trial, wrong)
+    contradicting = [call for call in mode.contested if call.opinion.by == "place"]
+    if contradicting and (side := _follow_places(experiments, trial, contradicting)) is not None:
+        return side
     by_difference = _measure_gradients(experiments, trial)
-    contested = [call for call in mode.contested if call.kernel_is_wrong is None]
+    contested = [call for call in mode.contested if call.kernel_is_wrong is None and call not in contradicting]
     if by_difference is not None and by_difference.wrong == "eager" and contested:
         repaired = _judge_repaired(experiments, trial, contested)
         return replace(by_difference, call=repaired.call if repaired.wrong == "eager" else None)
@@ -189,7 +192,9 @@ def run_second(
 ) -> tuple[Observation, SecondReference]:
     """The second reference of a case, with another opinion's values for the ``repaired`` calls, and ``moved`` ones."""
     program = build(made.case, made.device, double=True, streamed=True)
-    mode = SecondReference(native=program.dtype, repaired={call.number for call in repaired}, moved=moved)
+    mode = SecondReference(
+        native=program.dtype, repaired={call.number: call.elsewhere for call in repaired}, moved=moved
+    )
     with runs.interpret_compiled_operators():
         return runs.observe(made.case, program, program.model, around=mode), mode
 
@@ -207,6 +212,17 @@ def _judge_repaired(experiments: Experiments, trial: Trial, wrong: Sequence[Cont
     return SideVerdict("both", f"{said}; with that repaired, compiled is wrong all the same", found)
 
 
+def _follow_places(experiments: Experiments, trial: Trial, calls: Sequence[ContestedCall]) -> SideVerdict | None:
+    """Eager mode, if the compiled program gives for all elements what eager's kernel gives in one of two places."""
+    for elsewhere in (False, True):
+        repaired = [replace(call, elsewhere=elsewhere) for call in calls]
+        if _is_repaired(experiments, trial, repaired):
+            found = next((call for call in repaired if _is_repaired(experiments, trial, [call])), repaired[0])
+            said = name_contradiction(found)
+            return SideVerdict("eager", f"{said}; compiled is what it gives in one of the two everywhere", found)
+    return None
+
+
 def name_contradiction(call: ContestedCall) -> str:
     """What a kernel of eager mode contradicts, and on which inputs."""
     beside = {
@@ -215,6 +231,7 @@ def name_contradiction(call: ContestedCall) -> str:
         "decomposition": "its own derivative",
         "float64": "itself in float64",
         "surroundings": "itself on contiguous copies, on which alone it repeats itself",
+        "place": "itself on the same elements in another place of a tensor",
         "differences": "its own gradient, which differences of it miss",
     }[call.opinion.by]
     return f"eager's {call.operator} contradicts {beside} (inputs: {call.describe_inputs()})"

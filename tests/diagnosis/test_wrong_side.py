@@ -422,3 +422,41 @@ def test_where_rounding_decides_elsewhere_compiled_is_right_if_it_is_as_near_to_
     report = triage(load_case(Path(__file__).with_name("unstable_batch_norm.py")), torch.device("cpu")).to_json()
     assert (report["verdict"], report["wrong"]) == ("eager_wrong", "eager")
     assert report["culprit"]["rewrite"] == "aten.native_batch_norm_backward.default"
+
+
+PLACES = """
+import torch
+
+BACKWARD = True
+
+
+def program(x):
+    return {program}
+
+
+def make():
+    return program, (torch.full(({count},), {value}, requires_grad=True),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "count", "value"),
+    [
+        ("torch.nn.functional.elu(x)", 19, "float('nan')"),  # NaN in the loop over vectors, 1 in the rest
+        ("torch.logit(x)", 3, "-0.0"),  # all of it is the rest
+    ],
+)
+def test_a_kernel_that_contradicts_itself_in_another_place_of_a_tensor_is_at_fault(program, count, value, write_case):
+    case = load_case(write_case(PLACES.format(program=program, count=count, value=value)))
+    report = triage(case, torch.device("cpu")).to_json()
+    assert report["verdict"] == "eager_wrong"
+    assert "contradicts itself on the same elements in another place" in report["detail"]
+
+
+def test_a_formula_that_has_no_opinion_on_an_infinity_is_no_second_reference(write_case):
+    """The mean of a row with an infinity is NaN in a kernel that adds to a running mean, and infinite by definition."""
+    norm = "torch.native_layer_norm(x, (6,), None, None, 1e-5)[1]"
+    made = "(torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, torch.inf]] * 2),)"
+    case = load_case(write_case(f"import torch\ndef make():\n    return (lambda x: {norm}), {made}\n"))
+    report = triage(case, torch.device("cpu")).to_json()
+    assert report["wrong"] == "undecided" and report["confidence"] == "low"

@@ -130,7 +130,7 @@ def _choose(tensor: torch.Tensor, sign: int) -> float | int | bool:
 
 
 # Opinions that are the kernel's own elsewhere, which say nothing of its sizes.
-_OWN = ("contiguous", "differences", "float64", "surroundings")
+_OWN = ("contiguous", "differences", "float64", "surroundings", "place")
 # Sizes of one call that are tried, the largest first.
 _MOST_SIZES = 4
 Change: TypeAlias = Callable[[torch.Tensor, int], torch.Tensor]

@@ -22,6 +22,8 @@ from fuzzcompile.compiler.operators.decompositions import (
 )
 from fuzzcompile.compiler.watch.torch_patch import Function, IntendedError
 from fuzzcompile.model.facts import facts
+from fuzzcompile.model.thresholds import DERIVATIVE_TOLERANCE, DIFFERENCE_STEP
+from fuzzcompile.run import metrics
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.device import seed_everything
 from fuzzcompile.run.tensors import Operator, copy_tree, list_significant_strides, map_tree
@@ -461,3 +463,51 @@ def _lay_out_alike(said: object, kernel: object) -> object:
     made = torch.empty_strided(said.shape, strides, dtype=kernel.dtype, device=said.device)
     pairs = zip(kernel.shape, made.stride(), kernel.stride(), strict=True)
     return made if all(size == 1 or may_be(ours, theirs) for size, ours, theirs in pairs) else said
+
+
+def fit_derivatives(functions: Sequence[Callable[..., object]], arguments: Arguments) -> list[bool] | None:
+    """Return which functions have the derivative that autograd has for the first, an operator.
+
+    Autograd's formula for an operator calls other operators. Along a direction v of the arguments and a weight c of the
+    results, ⟨c, f(x + hv) − f(x − hv)⟩ / 2h is compared with ⟨∂⟨c, f⟩/∂x, v⟩. None where there is no derivative.
+    """
+    generator = torch.Generator().manual_seed(0)
+    leaves, spec = pytree.tree_flatten(arguments)
+    moved = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    directions = {index: torch.randn(leaves[index].shape, generator=generator).to(leaves[index]) for index in moved}
+
+    def call(
+        function: Callable[..., object], step: float, *, grad: bool = False
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        given = list(leaves)
+        for index in moved:
+            given[index] = (leaves[index] + step * directions[index]).detach().requires_grad_(grad)
+        args, kwargs = pytree.tree_unflatten(given, spec)
+        results = [r for r in pytree.tree_leaves(function(*args, **kwargs)) if isinstance(r, torch.Tensor)]
+        return [given[index] for index in moved], [r for r in results if r.is_floating_point()]
+
+    with torch.enable_grad():
+        inputs, results = call(functions[0], 0.0, grad=True)
+        weights = [torch.randn(result.shape, generator=generator).to(result) for result in results]
+        pairs = [(result, weight) for result, weight in zip(results, weights, strict=True) if result.requires_grad]
+        if not pairs:
+            return None
+        loss = torch.stack([(result * weight).sum() for result, weight in pairs]).sum()
+        gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
+    counted = [result.requires_grad for result in results]
+    terms = [g * directions[index] for g, index in zip(gradients, moved, strict=True) if g is not None]
+    along, size = (sum(float(value.sum()) for value in values) for values in (terms, [term.abs() for term in terms]))
+
+    def measure(function: Callable[..., object], step: float) -> float:
+        sides = [call(function, sign * step)[1] for sign in (1, -1)]
+        pairs = zip(*sides, weights, counted, strict=True)
+        return sum(float(((up - down) * weight).sum()) for up, down, weight, wanted in pairs if wanted) / (2 * step)
+
+    scale = DIFFERENCE_STEP * (max((metrics.rms(leaves[index]) for index in moved), default=1.0) or 1.0)
+    fits = []
+    for function in functions:
+        near, nearer = measure(function, scale), measure(function, scale / 2)
+        if abs(near - nearer) > DERIVATIVE_TOLERANCE * max(size, abs(near)):
+            return None  # a kink or a step: differences have no limit here
+        fits.append(abs(nearer - along) <= DERIVATIVE_TOLERANCE * max(size, abs(along)))
+    return fits

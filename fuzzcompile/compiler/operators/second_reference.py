@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
@@ -29,6 +30,7 @@ from fuzzcompile.compiler.operators.composed_functions import DefinedCall, Defin
 from fuzzcompile.compiler.operators.decompositions import find_decomposition, get_operator_family, leaves_unwritten
 from fuzzcompile.compiler.operators.operator_application import (
     Arguments,
+    fit_derivatives,
     is_contiguous,
     is_drawing,
     make_contiguous,
@@ -37,8 +39,6 @@ from fuzzcompile.compiler.operators.operator_application import (
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.thresholds import (
     ALWAYS_ALLOWED,
-    DERIVATIVE_TOLERANCE,
-    DIFFERENCE_STEP,
     NOISE_SEEDS,
     ROUNDING_FACTOR,
     SEMANTIC_STEP,
@@ -71,11 +71,17 @@ _MOVING = ("convert_element_type", "broadcast_in_dim", "clone", "copy_to", "_to_
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 # What a call on other operands than the program's may raise, which says nothing of the kernel.
 NO_ANSWER = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AttributeError)
+# Elements of a pointwise call that are computed in other places, and the copies of each that vectors fill: a multiple
+# of the elements of those that one step of a loop takes, and with all of them too few for several threads.
+_MOST_PLACES, _LANES = 2**11, 16
 # Contested calls that are kept, with their arguments.
 _MOST_CONTESTED = 20
 
-Opinion = Literal["contiguous", "formula", "decomposition", "float64", "differences", "surroundings"]
-"""How an operator was computed beside its kernel; "differences" are those of the kernel, beside its gradient."""
+Opinion = Literal["contiguous", "formula", "decomposition", "float64", "differences", "surroundings", "place"]
+"""How an operator was computed beside its kernel; "differences" are those of the kernel, beside its gradient.
+
+"place": by the kernel itself, on the same elements in other places of a tensor.
+"""
 Compute: TypeAlias = Callable[..., object]
 
 
@@ -83,34 +89,45 @@ Compute: TypeAlias = Callable[..., object]
 class PartedOpinion:
     """Values of a call that part with its kernel's by ``step`` of their size, and how they were computed.
 
-    ``by_layout``: on contiguous copies of its arguments the kernel agrees with them.
+    ``by_layout``: on contiguous copies of its arguments the kernel agrees with them. ``elsewhere``: what a kernel that
+    contradicts itself gives for elements in the other of the two places.
     """
 
     by: Opinion
     step: float
     values: tuple[torch.Tensor | None, ...] = ()
     by_layout: bool = False
+    elsewhere: tuple[torch.Tensor | None, ...] = ()
     compute: Compute | None = None  # the decomposition
 
 
 @dataclass(frozen=True, eq=False)
 class ContestedCall:
-    """A call of an operator on which its kernel and another opinion part; ``number`` of those that were compared."""
+    """A call of an operator on which its kernel and another opinion part; ``number`` of those that were compared.
+
+    ``elsewhere``: a repair takes the opinion's second values.
+    """
 
     number: int
     operator: Operator
     arguments: Arguments
     opinion: PartedOpinion
+    elsewhere: bool = False
 
     @functools.cached_property
     def kernel_is_wrong(self) -> bool | None:
-        """Return whether the kernel is wrong; None if no opinion outvotes the other."""
+        """Return whether the kernel is wrong; None if no opinion outvotes the other.
+
+        One that contradicts itself is wrong in one place or the other: what depends on it may be right.
+        """
+        if self.opinion.by == "place":
+            return None
         if self.opinion.compute is None:
             return True
         if not has_derivative(self.operator):
             return None
         with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError):  # it has no derivative
-            fits = _fit_derivatives([self.operator, self.opinion.compute], self.arguments)
+            fits = fit_derivatives([self.operator, self.opinion.compute], self.arguments)
             return None if fits is None or fits[0] == fits[1] else fits[1]
         return None
 
@@ -149,7 +166,7 @@ class UnopposedCall:
         if not has_derivative(self.operator):
             return False
         with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError):  # it has none
-            return _fit_derivatives([self.operator], self.arguments) == [True]
+            return fit_derivatives([self.operator], self.arguments) == [True]
         return False
 
 
@@ -161,17 +178,20 @@ def _describe_tensor(tensor: torch.Tensor) -> str:
 class SecondReference(Float64Mode):  # type: ignore[no-untyped-call]
     """Compare every operator of a float64 run with other opinions.
 
-    Calls are numbered: those in ``repaired`` get another opinion's values, and values that calls in ``moved`` compute
+    Calls are numbered: those in ``repaired`` get another opinion's values, or where it says so those of ``elsewhere``,
+    and values that calls in ``moved`` compute
     are changed at random, which shows what depends on them. ``alone`` has the calls of which there is one opinion only:
     neither a formula nor a decomposition, or they could not be computed again.
     """
 
-    def __init__(self, *, native: torch.dtype, repaired: Collection[int] = (), moved: Collection[int] = ()) -> None:
+    def __init__(
+        self, *, native: torch.dtype, repaired: Mapping[int, bool] | None = None, moved: Collection[int] = ()
+    ) -> None:
         super().__init__(keep_casts=True, native=native)
         self.contested: list[ContestedCall] = []
         self.alone: dict[int, Operator] = {}
         self.unopposed: dict[str, UnopposedCall] = {}
-        self._repaired, self._moved, self._calls, self._composed = repaired, moved, 0, 0
+        self._repaired, self._moved, self._calls, self._composed = repaired or {}, moved, 0, 0
         self._functions = DefinedFunctions(self._compare_function)
 
     def __enter__(self) -> SecondReference:
@@ -234,9 +254,9 @@ class SecondReference(Float64Mode):  # type: ignore[no-untyped-call]
             self._leave_alone(number, func, own)
             return result
         if number in self._repaired:
-            _repair(own, parted.values)
+            _repair(own, parted.elsewhere if self._repaired[number] else parted.values)
         elif len(self.contested) < _MOST_CONTESTED:
-            self.contested.append(ContestedCall(number, func, before, replace(parted, values=())))
+            self.contested.append(ContestedCall(number, func, before, replace(parted, values=(), elsewhere=())))
         return result
 
     def _leave_alone(self, number: int, func: Operator, own: Sequence[torch.Tensor | None]) -> None:
@@ -343,9 +363,16 @@ def _find_parted_opinion(
     if formula is not None:
         step = measure_change(given, own, formula)
         by_layout = plain is not None and measure_change(given, plain, formula) <= SEMANTIC_STEP
-        return PartedOpinion("formula", step, tuple(formula), by_layout) if step > SEMANTIC_STEP else None
+        if step > SEMANTIC_STEP:
+            return PartedOpinion("formula", step, tuple(formula), by_layout)
+        if not (
+            _has_infinity(_list_tensors(given)) and any(x is not None and not bool(x.isfinite().all()) for x in own)
+        ):
+            return None  # else it has no opinion on some elements
     if plain is not None and (step := measure_change(given, own, plain)) > SEMANTIC_STEP:
         return PartedOpinion("contiguous", step, tuple(plain), by_layout=True)
+    if torch.Tag.pointwise in func.tags and (contradiction := _find_contradiction(func, given, own)) is not None:
+        return contradiction
     composed = _find_composition(func)
     if composed is None or func._schema.is_mutable:
         return UnopposedCall(func, given)
@@ -362,7 +389,41 @@ def _find_parted_opinion(
         return UnopposedCall(func, given)
     values = list_computed(func, result, (args, kwargs))
     step = measure_change(given, own, values)
-    return PartedOpinion("decomposition", step, tuple(values), compute=composed) if step > SEMANTIC_STEP else None
+    if step <= SEMANTIC_STEP:
+        return None
+    pointwise = all(torch.Tag.pointwise in each.tags or _is_moving(each) for each in called)  # not all have the tag
+    contradiction = _find_contradiction(func, given, own) if pointwise else None
+    return contradiction or PartedOpinion("decomposition", step, tuple(values), compute=composed)
+
+
+def _find_contradiction(func: Operator, given: Arguments, own: Sequence[torch.Tensor | None]) -> PartedOpinion | None:
+    """A pointwise kernel's own opinion, where it gives other values for the same elements in other places.
+
+    A loop over vectors of elements and one over the elements that are left may part: each element is computed in a row
+    of its own that vectors fill, and where every second element of memory is another one's.
+    """
+    tensors = _list_tensors(given)
+    result = own[0] if len(own) == 1 else None
+    if func._schema.is_mutable or result is None or not result.dim() or not 0 < result.numel() <= _MOST_PLACES:
+        return None
+    if result.shape != torch.broadcast_tensors(*tensors)[0].shape:  # type: ignore[no-untyped-call]
+        return None
+
+    def compute(place: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        def lay(tensor: torch.Tensor) -> torch.Tensor:
+            return place(tensor.broadcast_to(result.shape).flatten()) if tensor.dim() else tensor.clone()
+
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lay, given)
+        computed: torch.Tensor = func(*args, **kwargs)
+        return computed.reshape(result.numel(), -1)[:, 0].reshape(result.shape)
+
+    filled, apart = compute(lambda row: row.repeat_interleave(_LANES)), compute(_spread)
+    step = measure_change(given, [filled], [apart])
+    return PartedOpinion("place", step, (filled,), elsewhere=(apart,)) if step > SEMANTIC_STEP else None
+
+
+def _spread(row: torch.Tensor) -> torch.Tensor:
+    return row.repeat_interleave(2)[::2]
 
 
 def _find_composition(func: Operator) -> Compute | None:
@@ -459,6 +520,8 @@ def measure_change(given: Arguments, own: Sequence[torch.Tensor | None], other: 
             continue
         scale = max(metrics.rms(mine), metrics.rms(theirs))
         change = metrics.largest_distance(mine, theirs)
+        if math.isinf(change):  # there may be no finite value that gives a size
+            return math.inf
         steps.append(change / scale if scale and change > least else 0.0)
     return max(steps)
 
@@ -479,7 +542,7 @@ def _weigh_opinions(
     results: Sequence[Any], arguments: Arguments, own: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor | None] | None:
     """The results of a formula as tensors like ``own``, None for one without an opinion; None if there is none."""
-    infinite = any(bool(tensor.isinf().any()) for tensor in _list_tensors(arguments))
+    infinite = _has_infinity(_list_tensors(arguments))
     opinions: list[torch.Tensor | None] = []
     for mine, value in zip(own, (*results, *[None] * len(own)), strict=False):
         fits = mine is not None and value is not None and numpy.shape(value) == tuple(mine.shape)
@@ -493,6 +556,10 @@ def _weigh_opinions(
             opinion = torch.where(torch.isfinite(opinion) & torch.isfinite(mine), opinion, mine)
         opinions.append(opinion)
     return opinions if any(opinion is not None for opinion in opinions) else None
+
+
+def _has_infinity(tensors: Sequence[torch.Tensor]) -> bool:
+    return any(bool(tensor.isinf().any()) for tensor in tensors)
 
 
 def _rests_on_convention(arguments: Arguments, *, of_nan: bool = True) -> bool:
@@ -523,49 +590,3 @@ def _has_kernel(operator: Operator, key: str) -> bool:
     schema = operator._schema
     name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
-
-
-def _fit_derivatives(functions: Sequence[Compute], arguments: Arguments) -> list[bool] | None:
-    """Return which functions have the derivative that autograd has for the first, an operator.
-
-    Autograd's formula for an operator calls other operators. Along a direction v of the arguments and a weight c of the
-    results, ⟨c, f(x + hv) − f(x − hv)⟩ / 2h is compared with ⟨∂⟨c, f⟩/∂x, v⟩. None where there is no derivative.
-    """
-    generator = torch.Generator().manual_seed(0)
-    leaves, spec = pytree.tree_flatten(arguments)
-    moved = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
-    directions = {index: torch.randn(leaves[index].shape, generator=generator).to(leaves[index]) for index in moved}
-
-    def call(function: Compute, step: float, *, grad: bool = False) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        given = list(leaves)
-        for index in moved:
-            given[index] = (leaves[index] + step * directions[index]).detach().requires_grad_(grad)
-        args, kwargs = pytree.tree_unflatten(given, spec)
-        results = [r for r in pytree.tree_leaves(function(*args, **kwargs)) if isinstance(r, torch.Tensor)]
-        return [given[index] for index in moved], [r for r in results if r.is_floating_point()]
-
-    with torch.enable_grad():
-        inputs, results = call(functions[0], 0.0, grad=True)
-        weights = [torch.randn(result.shape, generator=generator).to(result) for result in results]
-        pairs = [(result, weight) for result, weight in zip(results, weights, strict=True) if result.requires_grad]
-        if not pairs:
-            return None
-        loss = torch.stack([(result * weight).sum() for result, weight in pairs]).sum()
-        gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
-    counted = [result.requires_grad for result in results]
-    terms = [g * directions[index] for g, index in zip(gradients, moved, strict=True) if g is not None]
-    along, size = (sum(float(value.sum()) for value in values) for values in (terms, [term.abs() for term in terms]))
-
-    def measure(function: Compute, step: float) -> float:
-        sides = [call(function, sign * step)[1] for sign in (1, -1)]
-        pairs = zip(*sides, weights, counted, strict=True)
-        return sum(float(((up - down) * weight).sum()) for up, down, weight, wanted in pairs if wanted) / (2 * step)
-
-    scale = DIFFERENCE_STEP * (max((metrics.rms(leaves[index]) for index in moved), default=1.0) or 1.0)
-    fits = []
-    for function in functions:
-        near, nearer = measure(function, scale), measure(function, scale / 2)
-        if abs(near - nearer) > DERIVATIVE_TOLERANCE * max(size, abs(near)):
-            return None  # a kink or a step: differences have no limit here
-        fits.append(abs(nearer - along) <= DERIVATIVE_TOLERANCE * max(size, abs(along)))
-    return fits
