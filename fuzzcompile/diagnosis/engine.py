@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from fuzzcompile.compiler.compile_changes import Backend, CompilePath, InductorSettings, Veto
+from fuzzcompile.compiler.compile_changes import SETTINGS, Backend, CompilePath, InductorSettings, Veto
 from fuzzcompile.compiler.graph_replay import GraphReplayer, list_random_calls
 from fuzzcompile.compiler.rule_catalogue import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, find_path
@@ -57,7 +57,7 @@ from fuzzcompile.model.facts import facts
 from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.model.stages import JOINT_GRAPH
 from fuzzcompile.model.verdicts import AGREEING, NO_REFERENCE, CoverageCount, Verdict
-from fuzzcompile.run.case import Case, CompileSettings, keep_output
+from fuzzcompile.run.case import Case, keep_output
 from fuzzcompile.run.device import find_gpu_error
 from fuzzcompile.run.observation import Observation
 
@@ -147,7 +147,7 @@ class JudgedTrial:
             survives_float64=self.survives,
             promise=promises.find_broken_promise(experiments, trial, decision.verdict),
             layout_doubt=doubt_layout(experiments, trial) if asked else None,
-            opt_in=_list_opt_in(experiments.case.settings),
+            opt_in=tuple(prefix + key for _, key, prefix in _list_opt_ins(experiments)),
             randomness=describe_randomness(experiments, trial, own_stream=self.own_stream),
             gives=gives,
             notes=tuple(self._iter_notes(attribution, unseen)),
@@ -390,7 +390,7 @@ def triage(
     if early is not None:
         progress.note_verdict(early)
         return early
-    answer = JudgedTrial.decide(experiments, trial, spent, task.known).confirm()
+    answer = _drop_settings(JudgedTrial.decide(experiments, trial, spent, task.known).confirm(), task.known)
     answer = _judge_baseline(_try_both_ways(_refuse_as_users_do(answer))).look_for_stale_calls()
     answer = answer.take_side().hold_against_wholes()
     progress.note_verdict(answer.report())
@@ -459,6 +459,22 @@ def _screen(looking: Experiments, known: Collection[tuple[str, str]], spent: Spe
     return replace(answer.report(hit), screened=True)
 
 
+def _drop_settings(answer: JudgedTrial, known: Collection[tuple[str, str]]) -> JudgedTrial:
+    """The answer with what is off by default off, where that shows the same verdict: more users have that bug.
+
+    A promise that a setting makes is broken under it alone.
+    """
+    experiments, verdict = answer.experiments, answer.decision.verdict
+    opt_ins = _list_opt_ins(experiments)
+    asked = verdict.is_bug and answer.hit is None and not answer.spent.is_late
+    if not opt_ins or not asked or promises.find_broken_promise(experiments, answer.trial, verdict) is not None:
+        return answer
+    defaults = [SETTINGS[config]({key: get_setting(key, config)}) for config, key, _ in opt_ins]
+    plain = experiments.under(experiments.how.under(*defaults))
+    second = JudgedTrial.decide(plain, plain.trial(), answer.spent, known)
+    return second.confirm() if second.decision.verdict is verdict else answer
+
+
 def _try_both_ways(answer: JudgedTrial) -> JudgedTrial:
     """The answer, or that on a way of compiling which a target's device might take, if only that is a bug."""
     tried: tuple[str, ...] = ()
@@ -523,13 +539,19 @@ def _look_again(answer: JudgedTrial) -> JudgedTrial:
     return replace(answer, survives=find_survival(answer.experiments, answer.trial, answer.decision, ask=ask))
 
 
-def _list_opt_in(settings: CompileSettings) -> tuple[str, ...]:
-    """The settings that a case changes of Inductor and, with its config's name, of AOTAutograd; passes do not count."""
+def _list_opt_ins(experiments: Experiments) -> list[tuple[str, str, str]]:
+    """The settings that the judged compile changes of Inductor and of AOTAutograd: config, entry and prefix of a name.
+
+    Passes that a case brings do not count.
+    """
+    settings = experiments.case.settings
     configs = (("inductor", settings.own_config, ""), ("functorch", settings.functorch, FUNCTORCH))
-    return tuple(
-        prefix + key
+    changes = {config: experiments.how.get(kind) for config, kind in SETTINGS.items()}
+    changed = {config: {} if change is None else change.entries for config, change in changes.items()}
+    return [
+        (config, key, prefix)
         for config, entries, prefix in configs
-        for key, value in entries.items()
+        for key, value in {**entries, **changed[config]}.items()
         if key not in NEUTRAL and isinstance(value, bool | int | float | str | Mapping)
         if value != get_setting(key, config)
-    )
+    ]

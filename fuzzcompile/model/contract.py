@@ -286,7 +286,8 @@ class ReportJson(TypedDict, total=False):
     cause: CauseJson | None  # the change that makes the case pass; null where none was found
     signature: str | None  # the identity of the bug; null for what is no bug
     severity: str | None  # a word of the severities; null for what is no bug, but for ``by_design``
-    # of a bug of Inductor's or AOTAutograd's, their settings that the case sets to other values than the default
+    # of a bug of Inductor's or AOTAutograd's, their settings that the case sets to other values than the default;
+    # none where the same verdict is seen without them
     opt_in: list[str]
     rewrites: list[RewriteJson]  # the rules that matched anything
     suspects: list[SuspectJson]  # the answers to ``--suspect``

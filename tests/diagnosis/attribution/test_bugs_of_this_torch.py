@@ -645,3 +645,25 @@ def test_of_a_program_with_one_call_that_call_is_suspected(write_case: Callable[
     if not report["is_bug"]:
         pytest.skip(f"torch {torch.__version__} computes it with eager's precision")
     assert (report["culprit"]["rewrite"], report["confidence"]) == ("std", "low")
+
+
+UNNEEDED = """
+import torch
+
+OPTIONS = {"pre_grad_fusion_options": {"normalization_pass": {}, "split_cat_to_slices_pass": {}}}
+
+def program(x):
+    a, b = torch.split(x, [1, 1], dim=-1)
+    joined = torch.cat([a, b], dim=-1)
+    x.neg_()
+    return joined
+
+def make():
+    return program, (torch.ones(4, 2),)
+"""
+
+
+def test_settings_that_a_bug_does_not_need_neither_lower_its_severity_nor_mislead(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(UNNEEDED)), torch.device("cpu")).to_json()
+    assert (report["verdict"], report["severity"], report["opt_in"]) == ("miscompile", "silent", [])
+    assert report["culprit"]["rewrite"] == "splitwithsizes_cat_replace" and report["culprit"]["necessary"]
