@@ -249,7 +249,7 @@ def normalise_message(message: str) -> str:
     """An error message without what changes from case to case: numbers, symbols and lists of them, names, buffers."""
     text = re.sub(r"0x[0-9a-fA-F]+", "ADDR", message)
     text = re.sub(r"\b(buf|arg|primals_|tangents_|op)\d+\w*", r"\1N", text)
-    text = re.sub(r"'[^']*'|\"[^\"]*\"", "'…'", text)
+    text = re.sub(r"'[^']*'|\"[^\"]*\"|‘[^’]*’", "'…'", text)
     text = _NUMBER.sub("N", text)
     text = re.sub(r"\b[su]N\b", "N", text)  # sizes that are symbols
     text = re.sub(r"([\[(])N(?:, ?N)*,?([\])])", r"\1N\2", text)

@@ -323,10 +323,15 @@ _LONGEST_MESSAGE = 300
 
 
 def shorten_message(error: BaseException) -> str:
-    """The first line of an exception's message, at most 300 characters of whole words."""
-    return cut_message(str(error)) or type(error).__name__
+    """The first line of an exception's message and a C++ compiler's first error in it: at most 300 characters."""
+    text = str(error)
+    found = _COMPILER_ERROR.search(text)
+    told = cut_message(text)
+    return (cut_message(f"{told}: {found[1]}") if found and found[1] not in told else told) or type(error).__name__
 
 
+# As g++, clang++ and nvcc write it: file, line, column, and what is wrong there.
+_COMPILER_ERROR = re.compile(r"^\S+?:\d+:\d+: (?:fatal )?error: (.+)$", re.MULTILINE)
 # What torch appends to messages that its own checks were given none for.
 _ASKING = "(Could this error message be improved?"
 

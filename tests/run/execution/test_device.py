@@ -18,6 +18,7 @@ from fuzzcompile.run.device import (
     assign_device,
     resolve_device,
     seed_everything,
+    shorten_message,
 )
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -264,3 +265,12 @@ def test_tf32_is_off_and_can_be_switched_on() -> None:
         precise = error()
     with apply_numerics(Numerics(float32_matmul="high")):
         assert error() > 10 * precise
+
+
+def test_a_message_names_the_first_error_of_a_cpp_compiler():
+    """`CppCompileError` has a headline of its own for whatever a compiler says."""
+    log = "k.cpp: In function 'void kernel()':\nk.cpp:3:5: error: 'ks13' was not declared\nk.cpp:4:1: error: also"
+    said = shorten_message(RuntimeError(f"C++ compile error\n\nCommand:\ng++ k.cpp\n\nOutput:\n{log}"))
+    assert said == "C++ compile error: 'ks13' was not declared"
+    assert shorten_message(RuntimeError("k.cpp:3:5: error: no such file")) == "k.cpp:3:5: error: no such file"
+    assert shorten_message(RuntimeError("refused\nerror: see above")) == "refused"
