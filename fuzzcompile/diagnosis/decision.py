@@ -143,12 +143,14 @@ def settle(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> tup
     """Experiments and trial with more perturbed runs, if these show that eager has no digits where values are wrong.
 
     Where rounding decides between two results, a few runs may all decide as eager mode does. What a rewrite or a
-    decomposition moves in float64 too is wrong whatever they say.
+    decomposition moves in float64 too is wrong whatever they say; a move that no operator is found for may be rounding
+    in float64.
     """
     wrong = trial.judgement.verdict.kind == "values" and trial.sampled is None
     if not wrong or experiments.quick:
         return experiments, trial
-    if _list_semantic(experiments, steps) or _list_boundaries(experiments, trial):
+    moved = any(boundary.operator is not None for boundary in _list_boundaries(experiments, trial))
+    if moved or _list_semantic(experiments, steps):
         return experiments, trial
     held = sum(value.value.nbytes for value in experiments.runs.eager.values if value.is_tensor)
     if held * MANY_NOISE_RUNS > _MOST_HELD:

@@ -282,7 +282,7 @@ def make():
 )
 def test_a_condition_has_a_reference_and_accuses_nothing(source: str, write_case: Callable[..., Path]):
     report = triage(load_case(write_case(source)), torch.device("cpu")).to_json()
-    assert report["verdict"] in ("equal", "rounding") and "no float64 reference" not in str(report)
+    assert not report["is_bug"] and "no float64 reference" not in str(report)
 
 
 WRITTEN_BESIDE_MEMORY_THAT_NOBODY_READS = """
