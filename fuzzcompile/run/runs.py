@@ -7,6 +7,7 @@ import hashlib
 import math
 import random
 import re
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -153,8 +154,17 @@ def interpret_compiled_operators() -> Iterator[None]:
     That is for runs under a dispatch mode, where dynamo captures nothing: of branches that it has not captured, the
     backward pass of a condition raises.
     """
-    with interpret_flex_attention(), CONDITION.replace_if_loaded(_take_branch):
+    with interpret_flex_attention(), CONDITION.replace_if_loaded(_take_branch), _leave_uncompiled():
         yield
+
+
+def _leave_uncompiled() -> contextlib.AbstractContextManager[object]:
+    """Have dynamo leave alone what compiles itself: what it skips under a mode once, it skips from then on.
+
+    A later run without the mode would have it compile the functions that are called there, which it cannot.
+    """
+    loaded = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if loaded else contextlib.nullcontext()
 
 
 def observe(

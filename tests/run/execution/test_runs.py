@@ -303,3 +303,16 @@ def test_a_float32_tensor_of_a_closure_is_observed_as_it_is_in_inference_mode(wr
     )
     observed, _ = runs.run_float64(load_case(write_case(source)), torch.device("cpu"))
     assert observed.failure is None and observed.values[0].value.dtype is torch.float64
+
+
+def test_a_perturbed_run_leaves_conditions_to_later_runs():
+    """Dynamo skips under a mode, for good, what `torch.cond` has it capture in eager mode."""
+    torch._dynamo.reset()
+
+    def program(x):
+        inner = lambda y: torch.cond(y.sum() > 3, lambda z: z * 2, lambda z: z.cos(), (y,))  # noqa: E731
+        return torch.cond(x.sum() > 0, inner, lambda y: y * 3, (x,))
+
+    made = case(lambda: (program, (torch.linspace(-1, 2, 8),)))
+    for noise_seed in (1, None):
+        assert runs.run_eager(made, CPU, noise_seed=noise_seed).failure is None
