@@ -202,6 +202,20 @@ def _looks_wrong_in_noise(name: str, compiled: Observation, experiments: Experim
     return sum(name in names for names in found) >= _LOOK_WRONG and apart <= max(of_noise, default=0)
 
 
+def parts_where_eager_is_finite(experiments: Experiments, trial: Trial) -> bool:
+    """Return whether a run has NaN or infinity where eager mode has a finite value; of another shape, that it may."""
+    compiled = trial.observation.index_by_name()
+    for value in experiments.runs.eager.values:
+        other = compiled.get(value.name)
+        if other is None or not (value.is_tensor and other.is_tensor and is_inexact(value.value)):
+            continue
+        if value.value.shape != other.value.shape:
+            return True
+        if bool((value.value.isfinite() & ~other.value.isfinite()).any()):
+            return True
+    return False
+
+
 _LOOK_WRONG = 2  # perturbed runs, of 16, in which an output has to look wrong
 
 

@@ -32,6 +32,7 @@ from fuzzcompile.diagnosis.decision import (
     iter_other_ways,
     limit_claims,
     make_target_notes,
+    parts_where_eager_is_finite,
     settle,
 )
 from fuzzcompile.diagnosis.eager_judgement import judge_eager
@@ -57,7 +58,7 @@ from fuzzcompile.model.facts import facts
 from fuzzcompile.model.judge_task import JudgeTask
 from fuzzcompile.model.stages import JOINT_GRAPH
 from fuzzcompile.model.verdicts import AGREEING, NO_REFERENCE, CoverageCount, Verdict
-from fuzzcompile.run.case import Case, keep_output
+from fuzzcompile.run.case import Case, bound_inputs, keep_output
 from fuzzcompile.run.device import find_gpu_error
 from fuzzcompile.run.observation import Observation
 
@@ -391,6 +392,7 @@ def triage(
         progress.note_verdict(early)
         return early
     answer = _drop_settings(JudgedTrial.decide(experiments, trial, spent, task.known).confirm(), task.known)
+    answer = _weigh_overflow(answer)
     answer = _judge_baseline(_try_both_ways(_refuse_as_users_do(answer))).look_for_stale_calls()
     answer = answer.take_side().hold_against_wholes()
     progress.note_verdict(answer.report())
@@ -473,6 +475,28 @@ def _drop_settings(answer: JudgedTrial, known: Collection[tuple[str, str]]) -> J
     plain = experiments.under(experiments.how.under(*defaults))
     second = JudgedTrial.decide(plain, plain.trial(), answer.spent, known)
     return second.confirm() if second.decision.verdict is verdict else answer
+
+
+_OVERFLOWS = (
+    "values near the largest number overflow in another order than eager's; gone where their squares are finite"
+)
+
+
+def _weigh_overflow(answer: JudgedTrial) -> JudgedTrial:
+    """The answer; or that which of huge values overflows is a matter of order, where eager's own results are lost."""
+    experiments, trial = answer.experiments, answer.trial
+    if answer.decision.verdict is not Verdict.NONFINITE or answer.hit is not None or answer.spent.is_late:
+        return answer
+    bounded = None if parts_where_eager_is_finite(experiments, trial) else bound_inputs(experiments.case)
+    if bounded is None:
+        return answer
+    part = experiments.on_part(bounded)
+    part.run_eager()
+    if part.runs.eager.failure is not None:
+        return answer
+    second = JudgedTrial.decide(part, part.trial(), answer.spent)
+    is_bug = second.decision.verdict.is_bug
+    return answer if is_bug else replace(answer, decision=Decision(Verdict.UNSTABLE, "low", _OVERFLOWS))
 
 
 def _try_both_ways(answer: JudgedTrial) -> JudgedTrial:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
@@ -14,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from fuzzcompile.model.contract import COMPILE
 from fuzzcompile.model.signatures import hash_source
+from fuzzcompile.run.tensors import is_plain
 
 GradMode = Literal["no_grad", "inference_mode", "enabled"]
 
@@ -158,3 +160,40 @@ def keep_output(case: Case, number: int) -> Case:
         return call_for_one, inputs
 
     return replace(case, make=make)
+
+
+def bound_inputs(case: Case) -> Case | None:
+    """The case with inputs, parameters and buffers whose squares are finite; None if they are, infinities apart.
+
+    That is a bound for dtypes of a wide range only: in float16, ordinary values are beyond it.
+    """
+
+    def make() -> tuple[Callable[..., object], object]:
+        call, inputs = case.make()
+        for tensor in filter(_is_large, _list_held(call, inputs)):
+            with suppress(RuntimeError):  # one whose elements share memory stays as it is
+                tensor.detach().copy_(_bound(tensor.detach()))
+        return call, inputs
+
+    return replace(case, make=make) if any(map(_is_large, _list_held(*case.make()))) else None
+
+
+# From this largest number on, a dtype has room for the squares of ordinary values.
+_WIDE_RANGE = 1e30
+
+
+def _list_held(call: object, inputs: object) -> list[torch.Tensor]:
+    held = list(call.state_dict(keep_vars=True).values()) if isinstance(call, torch.nn.Module) else []
+    tensors = [leaf for leaf in (*held, *pytree.tree_leaves(inputs)) if is_plain(leaf)]
+    return [each for each in tensors if each.is_floating_point() and torch.finfo(each.dtype).max > _WIDE_RANGE]
+
+
+def _is_large(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and bool(
+        (tensor != _bound(tensor.detach())).logical_and(tensor.isfinite()).any()
+    )
+
+
+def _bound(tensor: torch.Tensor) -> torch.Tensor:
+    limit = math.sqrt(torch.finfo(tensor.dtype).max)
+    return torch.where(tensor.isfinite(), tensor.clamp(-limit, limit), tensor)

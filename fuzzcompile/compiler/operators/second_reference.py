@@ -215,9 +215,10 @@ class SecondReference(Float64Mode):  # type: ignore[no-untyped-call]
         with call.aside():
             own: list[torch.Tensor | None] = [result.detach()] if isinstance(result, torch.Tensor) else []
             try:
-                values = _weigh_opinions(call.define(before), before, own)
+                opinions = _weigh_opinions(call.define(before), own)
             except (RuntimeError, TypeError, ValueError):  # a tensor that NumPy does not read: its calls are compared
                 return result
+            values = None if opinions is None else _leave_conventions(opinions, before, own)
             step = 0.0 if values is None else measure_change(before, own, values)
             if values is None or step <= SEMANTIC_STEP:
                 return result
@@ -361,13 +362,12 @@ def _find_parted_opinion(
     plain = None if copies is None else list_computed(func, func(*copies[0], **copies[1]), copies)
     formula = _apply_formula(func, given, own)
     if formula is not None:
-        step = measure_change(given, own, formula)
-        by_layout = plain is not None and measure_change(given, plain, formula) <= SEMANTIC_STEP
+        settled = _leave_conventions(formula, given, own)
+        step = measure_change(given, own, settled)
+        by_layout = plain is not None and measure_change(given, plain, settled) <= SEMANTIC_STEP
         if step > SEMANTIC_STEP:
-            return PartedOpinion("formula", step, tuple(formula), by_layout)
-        if not (
-            _has_infinity(_list_tensors(given)) and any(x is not None and not bool(x.isfinite().all()) for x in own)
-        ):
+            return PartedOpinion("formula", step, tuple(settled), by_layout)
+        if measure_change(given, own, formula) <= SEMANTIC_STEP:
             return None  # else it has no opinion on some elements
     if plain is not None and (step := measure_change(given, own, plain)) > SEMANTIC_STEP:
         return PartedOpinion("contiguous", step, tuple(plain), by_layout=True)
@@ -535,14 +535,11 @@ def _apply_formula(
         return None
     arrays = pytree.tree_map_only(torch.Tensor, make_array, name_arguments(func, arguments, defaults=True))
     results = apply_formula(family, arrays) or apply_formula(family, arrays, DEFINITIONS)
-    return _weigh_opinions(results, arguments, own)
+    return _weigh_opinions(results, own)
 
 
-def _weigh_opinions(
-    results: Sequence[Any], arguments: Arguments, own: Sequence[torch.Tensor | None]
-) -> list[torch.Tensor | None] | None:
+def _weigh_opinions(results: Sequence[Any], own: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None] | None:
     """The results of a formula as tensors like ``own``, None for one without an opinion; None if there is none."""
-    infinite = _has_infinity(_list_tensors(arguments))
     opinions: list[torch.Tensor | None] = []
     for mine, value in zip(own, (*results, *[None] * len(own)), strict=False):
         fits = mine is not None and value is not None and numpy.shape(value) == tuple(mine.shape)
@@ -551,15 +548,23 @@ def _weigh_opinions(
         if mine is None or not fits:
             opinions.append(None)
             continue
-        opinion = torch.as_tensor(numpy.array(value, order="C")).to(mine.dtype)
-        if infinite:  # which of NaN and infinity that leads to depends on the order of terms
-            opinion = torch.where(torch.isfinite(opinion) & torch.isfinite(mine), opinion, mine)
-        opinions.append(opinion)
+        opinions.append(torch.as_tensor(numpy.array(value, order="C")).to(mine.dtype))
     return opinions if any(opinion is not None for opinion in opinions) else None
 
 
-def _has_infinity(tensors: Sequence[torch.Tensor]) -> bool:
-    return any(bool(tensor.isinf().any()) for tensor in tensors)
+def _leave_conventions(
+    opinions: Sequence[torch.Tensor | None], arguments: Arguments, own: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    """The opinions, with the kernel's values where an infinity leads to NaN or infinity: to which, the order says."""
+    if not any(bool(tensor.isinf().any()) for tensor in _list_tensors(arguments)):
+        return list(opinions)
+    pairs = zip(opinions, own, strict=False)
+    return [
+        opinion
+        if opinion is None or mine is None
+        else torch.where(torch.isfinite(opinion) & torch.isfinite(mine), opinion, mine)
+        for opinion, mine in pairs
+    ]
 
 
 def _rests_on_convention(arguments: Arguments, *, of_nan: bool = True) -> bool:

@@ -128,3 +128,35 @@ def test_memory_that_nobody_wrote_to_accuses_nobody(program: str, is_read: bool,
     source = f"import torch\n\n\ndef program(x):\n    return {program}\n\n\n"
     case = load_case(write_case(f"{source}def make():\n    return program, (torch.ones(3, 4),)\n"))
     assert (str(triage(case, torch.device("cpu")).verdict) == "unstable") == is_read
+
+
+HUGE = """
+import torch
+
+
+def program(*given):
+    return {program}
+
+
+def make():
+    return program, ({inputs},)
+"""
+
+
+OVER_TWO = "torch.zeros(3).double(), *torch.tensor([[-8.99e307] * 3, [0.5] * 3]).double()"
+ONE_OF_TWO = "torch.tensor([[torch.inf, -torch.inf, -4.0]]), torch.tensor([[1.7e38, torch.inf, -6.0]])"
+
+
+@pytest.mark.parametrize(
+    ("program", "inputs", "is_bug"),
+    [
+        ("torch.addcmul(*given, value=2.0)", OVER_TWO, False),  # 2 * x is infinite, 2 * (x * 0.5) is not
+        ("torch.linalg.cross(*given)", ONE_OF_TWO, False),
+        ("torch.lerp(*given, -1.8)", "torch.zeros(1), torch.tensor([-1.7e38])", True),  # eager mode is right
+    ],
+)
+def test_what_overflows_first_is_no_bug_where_eager_overflows(
+    program: str, inputs: str, is_bug: bool, write_case: Callable[..., Path]
+):
+    case = load_case(write_case(HUGE.format(program=program, inputs=inputs)))
+    assert triage(case, torch.device("cpu")).verdict.is_bug == is_bug
