@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fuzzcompile.model.errors import EnvironmentUnfit
+from fuzzcompile.run.subprocesses import find_cxx_compiler
 
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 # A kernel is smaller, but on a disk with less than that nothing compiles for long.
@@ -44,7 +45,7 @@ def share_kernel_cache() -> dict[str, str]:
             "at a folder that can be written."
         ) from error
     headers = os.environ.get(HEADERS_VARIABLE) or str(default / "precompiled_headers")
-    return {_VARIABLE: str(kernels), HEADERS_VARIABLE: headers, **share_linker(kernels)}
+    return {_VARIABLE: str(kernels), HEADERS_VARIABLE: headers, **share_linker(kernels), **_clang_options()}
 
 
 # Libraries without a symbol, of the names of torch's, which kernels are linked to.
@@ -73,7 +74,7 @@ def share_linker(cache: Path) -> dict[str, str]:
     process under the same names. The compiler looks for its linker where these variables say: its flags stay as they
     are, and with them the names of kernels in the cache. There are none where this machine's tools are others.
     """
-    linker, compiler = shutil.which("ld"), shutil.which("g++")
+    linker, compiler = shutil.which("ld"), find_cxx_compiler()
     if sys.platform != "linux" or linker is None or compiler is None or _COMPILER_PATH in os.environ:
         return {}
     kept = cache / f"linker-{hashlib.sha256(f'{linker} {compiler} {_LINKER}'.encode()).hexdigest()[:12]}"
@@ -88,7 +89,7 @@ def share_linker(cache: Path) -> dict[str, str]:
     return {_COMPILER_PATH: str(kept)} if kept.exists() else {}
 
 
-def _fill_linker_folder(folder: Path, kept: Path, linker: str, compiler: str) -> None:
+def _fill_linker_folder(folder: Path, kept: Path, linker: str, compiler: Path) -> None:
     folder.mkdir()
     for name in _LIBRARIES:
         options = ["-shared", f"-Wl,-soname,{name}", "-x", "c++", os.devnull, "-o", str(folder / name)]
@@ -99,6 +100,24 @@ def _fill_linker_folder(folder: Path, kept: Path, linker: str, compiler: str) ->
 
 
 # Precompiled C++ headers, which workers share as they share kernels.
+
+_HEADER_SUFFIXES = (".gch", ".pch")  # g++'s and clang++'s
+# Read by clang's driver: "#" for silence, "+" before an option that it adds.
+_CLANG_VARIABLE = "CCC_OVERRIDE_OPTIONS"
+_CLANG_OPTIONS = "+-fpch-instantiate-templates +-Xclang +-fno-validate-pch"
+
+
+def _clang_options() -> dict[str, str]:
+    """The environment variable by which clang++ keeps instantiated templates in a precompiled header, for all to use.
+
+    Without it every kernel instantiates the header's templates again, which is most of its compile (reports/phases.md),
+    as it is with g++, which has no such option; and a header is refused where the folder that it was made in is gone.
+    Its name changes with its preprocessed text, so that nothing else has to be validated.
+    """
+    compiler, given = find_cxx_compiler(), os.environ.get(_CLANG_VARIABLE) or "#"
+    if compiler is None or "clang" not in compiler.name or _CLANG_OPTIONS in given:  # Inductor goes by the name, too
+        return {}
+    return {_CLANG_VARIABLE: f"{given} {_CLANG_OPTIONS}"}
 
 
 def share_headers() -> None:
@@ -117,7 +136,7 @@ def share_headers() -> None:
     if own == shared:
         return
     with contextlib.suppress(OSError):  # a full disk or a race with another worker costs time and nothing else
-        for link in own.glob("*.gch"):
+        for link in _find_headers(own):
             if not link.exists():  # it leads to a cache that was deleted: the compiler would write through it
                 link.unlink(missing_ok=True)
         for header in _find_missing_headers(own, shared):
@@ -136,8 +155,12 @@ def share_headers() -> None:
 
 def _find_missing_headers(source: Path, target: Path) -> list[str]:
     """Finished headers of ``source`` that ``target`` lacks; the compiler keeps a build folder until one is finished."""
-    headers = [path for path in source.glob("*.gch") if not path.with_name(f"{path.stem}_CxxBuild").exists()]
+    headers = [path for path in _find_headers(source) if not path.with_name(f"{path.stem}_CxxBuild").exists()]
     return [path.name for path in headers if path.exists() and not (target / path.name).exists()]
+
+
+def _find_headers(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("*") if path.suffix in _HEADER_SUFFIXES]
 
 
 # Inductor's queries of the C++ toolchain before its first kernel, run while a worker is still importing.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch._inductor.codecache as codecache
 
-from fuzzcompile.compiler.kernel_cache import share_headers
+from fuzzcompile.compiler.kernel_cache import share_headers, share_kernel_cache
 
 
 @pytest.fixture
@@ -24,13 +24,29 @@ def worker(tmp_path, monkeypatch):
     return become
 
 
-def test_a_header_is_precompiled_by_one_worker_and_used_by_the_next(worker):
-    (worker("first") / "a.h.gch").write_text("precompiled")
+@pytest.mark.parametrize("header", ["a.h.gch", "a.h.pch"])
+def test_a_header_is_precompiled_by_one_worker_and_used_by_the_next(worker, header):
+    (worker("first") / header).write_text("precompiled")
     share_headers()
     second = worker("second")
     share_headers()
-    assert (second / "a.h.gch").read_text() == "precompiled"
-    assert (second / "a.h.gch").resolve().parent.name == "precompiled_headers"
+    assert (second / header).read_text() == "precompiled"
+    assert (second / header).resolve().parent.name == "precompiled_headers"
+
+
+@pytest.mark.parametrize("compiler, added", [("clang++", True), ("clang++-19", True), ("g++", False)])
+def test_clang_keeps_templates_in_headers_beside_what_the_user_asks(compiler, added, tmp_path, monkeypatch):
+    path = tmp_path / compiler
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("CXX", str(path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("CCC_OVERRIDE_OPTIONS", "# +-w")
+    variables = share_kernel_cache()
+    options = variables.get("CCC_OVERRIDE_OPTIONS", "# +-w")
+    assert options.startswith("# +-w") and ("-fpch-instantiate-templates" in options) == added
+    monkeypatch.setenv("CCC_OVERRIDE_OPTIONS", options)
+    assert "CCC_OVERRIDE_OPTIONS" not in share_kernel_cache(), "a worker's own children do not add it again"
 
 
 def test_half_a_header_stays_with_the_worker_that_wrote_it(worker):

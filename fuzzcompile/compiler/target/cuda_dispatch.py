@@ -13,7 +13,6 @@ import heapq
 import inspect
 import itertools
 import os
-import shutil
 import sysconfig
 import warnings
 from collections import defaultdict
@@ -28,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from fuzzcompile.model.errors import EnvironmentUnfit
 from fuzzcompile.model.package_files import read_table
-from fuzzcompile.run.subprocesses import capture_output
+from fuzzcompile.run.subprocesses import capture_output, find_cxx_compiler
 
 # Kernels of ATen that a process which compiles for a target has besides torch's own, until it ends.
 
@@ -66,7 +65,7 @@ def build_guard() -> Path | None:
     library = Path(cache_dir()) / "fuzzcompile" / f"cuda_guard_{key}.so"
     if library.exists():
         return library
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    compiler = find_cxx_compiler()
     if compiler is None:
         raise EnvironmentUnfit(
             "A CPU build of torch needs a C++ compiler to be told of a CUDA device; install g++, or set CXX."
@@ -78,7 +77,7 @@ def build_guard() -> Path | None:
     root = Path(torch.__file__).parent
     include = [f"-I{root / 'include'}", f"-I{sysconfig.get_paths()['include']}"]
     link = [f"-L{root / 'lib'}", "-lc10", f"-Wl,-rpath,{root / 'lib'}"]
-    command = [compiler, "-shared", "-fPIC", "-O0", "-std=c++20", *include, str(source), "-o", str(draft), *link]
+    command = [str(compiler), "-shared", "-fPIC", "-O0", "-std=c++20", *include, str(source), "-o", str(draft), *link]
     try:
         done = capture_output(command)
     finally:
