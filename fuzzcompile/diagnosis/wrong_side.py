@@ -279,7 +279,9 @@ def _move_values(right: Observation, eager: Observation, sample: Observation) ->
         tensors = [each.value for each in pair if each is not None and each.is_tensor]
         if len(tensors) < len(pair) or not value.is_tensor or not value.value.is_floating_point():
             return value
-        moved = widen(value.value) + widen(tensors[1]) - widen(tensors[0])
+        own = widen(value.value)
+        move = widen(tensors[1]) - widen(tensors[0])
+        moved = torch.where(move.isfinite(), own + move, own)  # eager's own NaN says nothing of rounding
         return replace(value, value=moved.to(value.value.dtype))
 
     return replace(right, values=tuple(map(move, right.values)))

@@ -371,16 +371,18 @@ def _find_parted_opinion(
             return None  # else it has no opinion on some elements
     if plain is not None and (step := measure_change(given, own, plain)) > SEMANTIC_STEP:
         return PartedOpinion("contiguous", step, tuple(plain), by_layout=True)
-    if torch.Tag.pointwise in func.tags and (contradiction := _find_contradiction(func, given, own)) is not None:
+    if _is_pointwise(func) and (contradiction := _find_contradiction(func, given, own)) is not None:
         return contradiction
     composed = _find_composition(func)
     if composed is None or func._schema.is_mutable:
         return UnopposedCall(func, given)
     args, kwargs = copy_tree(given)
-    called = list[Operator]()
+    called, pointwise = list[Operator](), True
 
     def hear(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        nonlocal pointwise
         called.append(operator)
+        pointwise &= _is_pointwise(operator) or _is_moving(operator) or not _list_tensors((args, kwargs))
         return operator(*args, **kwargs)
 
     with OperatorMode(hear):
@@ -391,7 +393,6 @@ def _find_parted_opinion(
     step = measure_change(given, own, values)
     if step <= SEMANTIC_STEP:
         return None
-    pointwise = all(torch.Tag.pointwise in each.tags or _is_moving(each) for each in called)  # not all have the tag
     contradiction = _find_contradiction(func, given, own) if pointwise else None
     return contradiction or PartedOpinion("decomposition", step, tuple(values), compute=composed)
 
@@ -402,8 +403,7 @@ def _find_contradiction(func: Operator, given: Arguments, own: Sequence[torch.Te
     A loop over vectors of elements and one over the elements that are left may part: each element is computed in a row
     of its own that vectors fill, and where every second element of memory is another one's.
     """
-    tensors = _list_tensors(given)
-    result = own[0] if len(own) == 1 else None
+    tensors, result = _list_tensors(given), own[0] if len(own) == 1 else None
     if func._schema.is_mutable or result is None or not result.dim() or not 0 < result.numel() <= _MOST_PLACES:
         return None
     if result.shape != torch.broadcast_tensors(*tensors)[0].shape:  # type: ignore[no-untyped-call]
@@ -417,13 +417,16 @@ def _find_contradiction(func: Operator, given: Arguments, own: Sequence[torch.Te
         computed: torch.Tensor = func(*args, **kwargs)
         return computed.reshape(result.numel(), -1)[:, 0].reshape(result.shape)
 
-    filled, apart = compute(lambda row: row.repeat_interleave(_LANES)), compute(_spread)
+    filled = compute(lambda row: row.repeat_interleave(_LANES))
+    apart = compute(lambda row: row.repeat_interleave(2)[::2])
     step = measure_change(given, [filled], [apart])
     return PartedOpinion("place", step, (filled,), elsewhere=(apart,)) if step > SEMANTIC_STEP else None
 
 
-def _spread(row: torch.Tensor) -> torch.Tensor:
-    return row.repeat_interleave(2)[::2]
+def _is_pointwise(func: Operator) -> bool:
+    """Return whether an operator is pointwise by the tag of one of its overloads: not all have it."""
+    packet = func.overloadpacket
+    return any(torch.Tag.pointwise in getattr(packet, name).tags for name in packet.overloads())
 
 
 def _find_composition(func: Operator) -> Compute | None:
