@@ -262,7 +262,8 @@ def _observe_calls(
         values += [*observe_outputs(call, output, program, arguments, earlier), *observe_tangents(call, output)]
         if case.backward:
             with _wrap_program_errors(), _leave_autocast():
-                run_backward(output, required=case.state is None, part=part)
+                # Compiled outputs that require no gradient are a finding, and a case without one is none.
+                run_backward(output, required=case.state is None and target is program.model, part=part)
                 wait_for_kernels((output, arguments))
         values += observe_mutations(call, before, program, arguments)
         if case.backward or case.state is not None:

@@ -138,3 +138,27 @@ def test_a_package_that_computes_no_gradients_owes_none(write_case: Callable[...
     source = DETACHED.replace("BACKWARD = True", 'GRAD = "enabled"\nPATH = "aoti"')
     report = triage(load_case(write_case(source)), torch.device("cpu"))
     assert str(report.verdict) in ("equal", "rounding")
+
+
+DETACHED_BESIDE = """
+import torch
+
+BACKWARD = True
+
+
+def program(x):
+    y = torch.cat([x, x]) * 2
+    return y[:2], y[2:], y.detach()
+
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(2, requires_grad=True),)
+"""
+
+
+def test_outputs_that_lose_their_gradient_are_a_wrong_gradient_and_no_error_of_the_program(write_case):
+    """Of several outputs that share a graph, too, those that a gradient comes from are looked for."""
+    report = triage(load_case(write_case(DETACHED_BESIDE)), torch.device("cpu")).to_json()
+    assert (report["verdict"], report["severity"]) == ("wrong_gradient", "silent")
+    assert report["culprit"]["necessary"]

@@ -265,6 +265,7 @@ class CaseRuns:
             place
             for place, value in enumerate(values)
             if value.requires_grad
-            and torch.autograd.grad(value, leaf, torch.ones_like(value), allow_unused=True)[0] is not None
+            and torch.autograd.grad(value, leaf, torch.ones_like(value), retain_graph=True, allow_unused=True)[0]
+            is not None
         ]
         return reaching[0] if len(reaching) == 1 else None
