@@ -178,14 +178,14 @@ def bound_inputs(case: Case) -> Case | None:
     return replace(case, make=make) if any(map(_is_large, _list_held(*case.make()))) else None
 
 
-# From this largest number on, a dtype has room for the squares of ordinary values.
-_WIDE_RANGE = 1e30
+# The range of float32 and of what shares its exponent has room for the squares of ordinary values; float16 has not.
+_WIDE_RANGE = torch.finfo(torch.bfloat16).max
 
 
 def _list_held(call: object, inputs: object) -> list[torch.Tensor]:
     held = list(call.state_dict(keep_vars=True).values()) if isinstance(call, torch.nn.Module) else []
     tensors = [leaf for leaf in (*held, *pytree.tree_leaves(inputs)) if is_plain(leaf)]
-    return [each for each in tensors if each.is_floating_point() and torch.finfo(each.dtype).max > _WIDE_RANGE]
+    return [each for each in tensors if each.is_floating_point() and torch.finfo(each.dtype).max >= _WIDE_RANGE]
 
 
 def _is_large(tensor: torch.Tensor) -> bool:
