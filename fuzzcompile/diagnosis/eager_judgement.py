@@ -27,6 +27,7 @@ from fuzzcompile.diagnosis.wrong_side import (
     find_unsteady_kernel,
     judge_run,
     name_native_fault,
+    name_parted,
     run_second,
     weigh_gradients,
 )
@@ -75,9 +76,9 @@ def judge_eager(experiments: Experiments) -> EagerJudgement:
         formula = None if contested else _judge_gradients(experiments, judged)
         if formula is not None:
             return _conclude(experiments, started, *formula)
-        open_calls = dict.fromkeys(str(call.operator) for call in undecided)
-        why = f"kernel and decomposition of {', '.join(open_calls)} part, undecided" if open_calls else ""
-        return _conclude(experiments, started, replace(judged, detail=why))
+        return _conclude(
+            experiments, started, replace(judged, detail=f"{name_parted(undecided)}, undecided" if undecided else "")
+        )
     if not contested:
         side = name_native_fault(experiments, exact)
         unsteady = _judge_steadiness(experiments) if side is None else None

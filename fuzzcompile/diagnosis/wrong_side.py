@@ -19,11 +19,12 @@ from fuzzcompile.compiler.functional_run import OperatorMode
 from fuzzcompile.compiler.operators.decompositions import get_operator_family
 from fuzzcompile.compiler.operators.kernel_faults import (
     ContiguousFloat64,
+    NativeCheck,
     SurroundingsCheck,
     call_on_copies,
     find_wrong_size,
 )
-from fuzzcompile.compiler.operators.second_reference import ContestedCall, NativeCheck, SecondReference, UnopposedCall
+from fuzzcompile.compiler.operators.second_reference import ContestedCall, SecondReference, UnopposedCall
 from fuzzcompile.compiler.operators.sharded_check import ShardingFault
 from fuzzcompile.diagnosis.attribution.culprit import Ablation, Attribution, Culprit, Workaround
 from fuzzcompile.diagnosis.decision import Decision
@@ -148,13 +149,19 @@ def find_wrong_side(experiments: Experiments, trial: Trial, decision: Decision) 
         if formula is None:
             return by_difference
         return blame_kernel(formula.call, proved=formula.repaired is not None)
-    if contested and _is_repaired(experiments, trial, contested):
-        names = ", ".join(dict.fromkeys(str(call.operator) for call in contested))
-        return SideVerdict(
-            "undecided", f"kernel and decomposition of {names} part, and nothing tells which of them is right"
-        )
+    for parted in filter(None, (contested, mode.conventions)):
+        if _is_repaired(experiments, trial, parted):
+            return SideVerdict("undecided", f"{name_parted(parted)}, and nothing tells which of them is right")
     why = _word_agreement(experiments, trial, second, mode)
     return SideVerdict("compiled", why, unopposed=mode.unopposed, alone=len(mode.alone))
+
+
+def name_parted(calls: Sequence[ContestedCall]) -> str:
+    """The operators whose kernel and another opinion part, of which none outvotes the other."""
+    at_infinities = all(call.opinion.by == "convention" for call in calls)
+    others = "formula" if at_infinities else "decomposition"
+    names = ", ".join(dict.fromkeys(str(call.operator) for call in calls))
+    return f"kernel and {others} of {names} part{' on infinities' if at_infinities else ''}"
 
 
 def _word_agreement(experiments: Experiments, trial: Trial, second: Observation, mode: SecondReference) -> str:
@@ -231,6 +238,7 @@ def name_contradiction(call: ContestedCall) -> str:
         "decomposition": "its own derivative",
         "float64": "itself in float64",
         "surroundings": "itself on contiguous copies, on which alone it repeats itself",
+        "convention": "its formula on infinities",
         "place": "itself on the same elements in another place of a tensor",
         "differences": "its own gradient, which differences of it miss",
     }[call.opinion.by]

@@ -31,6 +31,7 @@ from fuzzcompile.run.tensors import (
     Operator,
     double_dtype,
     flatten_storage,
+    float64_by_default,
     has_meta_tensors,
     is_fake_class,
     is_higher_order,
@@ -110,17 +111,15 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         scaling = find_scaling(func, self._native)
         if scaling is not None:
             return scaling(*args, **kwargs)
-        result = self.compute(func, args, kwargs)
+        with float64_by_default():
+            result = self.compute(func, args, kwargs)
         if isinstance(result, float | int) and func.overloadpacket is torch.ops.aten.to:
             # A number in a tensor's place that has this dtype already comes back as a number; a tensor is wanted.
             result = torch.full((), result, dtype=torch.float64)
-        if _makes_floats(func, args, kwargs, result):
-            result = func(*args, **{**kwargs, "dtype": torch.float64})
         if rounding is not None and self.keep_casts:
             return result.to(rounding).to(torch.float64)
         if any(output.alias_info is not None for output in func._schema.returns):
             return result  # a view, or the target of an in-place write: it must stay the same tensor
-        # Factories that name no dtype make float32, into which an in-place write would be lost.
         return map_leaves(_widen, result)
 
     def compute(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -187,14 +186,6 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         self.saw_cast = True
         return target
-
-
-def _makes_floats(func: Operator, args: tuple[object, ...], kwargs: dict[str, object], result: object) -> bool:
-    if not isinstance(result, torch.Tensor) or result.dtype not in LOW_FLOATS or kwargs.get("dtype") is not None:
-        return False
-    if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((args, kwargs))):
-        return False
-    return any(argument.name == "dtype" and argument.kwarg_only for argument in func._schema.arguments)
 
 
 class _NativeDefaults(TorchFunctionMode):

@@ -28,6 +28,7 @@ from fuzzcompile.run.tensors import (
     StorageCopier,
     double_dtype,
     flatten_storage,
+    float64_by_default,
     is_plain,
     list_tensors,
     map_tree,
@@ -191,6 +192,10 @@ class CaseProgram:
     dtype: torch.dtype = torch.float32
     double: bool = False
     state: CapturedState | None = None
+
+    def enter_precision(self) -> contextlib.AbstractContextManager[None]:
+        """Compute in its precision what takes no floating tensor: whole numbers divided, tensors that it makes."""
+        return float64_by_default() if self.double else contextlib.nullcontext()
 
     def collect_tensors(self) -> dict[str, torch.Tensor]:
         """Tensors that exist before the call and are not inputs, by the name that a user knows them by.

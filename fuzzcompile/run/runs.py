@@ -214,7 +214,9 @@ def _observe(
     left: dict[str, str] = {}
     with convert_memory_errors(), record_warnings() as caught, leave_transforms():
         try:
-            with enter_grad_mode(case.grad), case.ambient(), around or contextlib.nullcontext(), _note_modes(left):
+            own = contextlib.nullcontext() if isinstance(around, Float64Mode) else program.enter_precision()
+            inside = around or contextlib.nullcontext()
+            with enter_grad_mode(case.grad), case.ambient(), own, inside, _note_modes(left):
                 observation = _observe_calls(case, program, target, start, seed, part)
         except _ProgramError as wrapped:
             error = wrapped.error

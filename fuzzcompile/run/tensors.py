@@ -370,6 +370,17 @@ def double_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype.is_floating_point else LOW_COMPLEX.get(dtype, dtype)
 
 
+@contextlib.contextmanager
+def float64_by_default() -> Iterator[None]:
+    """Have operators on whole numbers, and factories that name no dtype, compute in float64 in the block."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def copy_tree(
     tree: T, *, double: bool = False, device: torch.device | None = None, known: KnownCopies | None = None
 ) -> T:

@@ -217,6 +217,15 @@ def test_factories_without_a_dtype_compute_in_float64():
     assert torch.equal(made, torch.linspace(-1.2, 1.2, 100, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("function", [torch.sin, lambda n: n / 3, lambda n: torch.special.laguerre_polynomial_l(n, 64)])
+def test_floating_operators_of_whole_numbers_compute_in_float64(function):
+    n = torch.tensor([-7, 3, 12])
+    with Float64Mode(keep_casts=True):
+        result = function(n)
+    assert torch.get_default_dtype() is torch.float32
+    assert distance(result, function(n.double())) == 0 != distance(function(n), function(n.double()))
+
+
 def test_branches_of_a_condition_run_in_float64():
     def program(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda x: torch.sin(x) * 2, torch.cos, (x,)) + 1

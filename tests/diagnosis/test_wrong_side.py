@@ -454,10 +454,18 @@ def test_a_kernel_that_contradicts_itself_in_another_place_of_a_tensor_is_at_fau
     assert "contradicts itself on the same elements in another place" in report["detail"]
 
 
-def test_a_formula_that_has_no_opinion_on_an_infinity_is_no_second_reference(write_case):
+@pytest.mark.parametrize(
+    ("program", "others"),
+    [
+        ("torch.native_layer_norm(x, (6,), None, None, 1e-5)[1]", "0.0"),
+        ("torch.std_mean(x, dim=1)[1]", "0.0"),
+        ("torch.std_mean(x, dim=1)[1]", "torch.nan"),  # NaN in another row is not what it is about
+    ],
+)
+def test_kernel_and_formula_that_part_on_an_infinity_accuse_nobody(program, others, write_case):
     """The mean of a row with an infinity is NaN in a kernel that adds to a running mean, and infinite by definition."""
-    norm = "torch.native_layer_norm(x, (6,), None, None, 1e-5)[1]"
-    made = "(torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, torch.inf]] * 2),)"
-    case = load_case(write_case(f"import torch\ndef make():\n    return (lambda x: {norm}), {made}\n"))
+    made = f"(torch.tensor([[torch.inf, 1.0, 2.0, 3.0, 4.0, 5.0], [{others}] * 6]),)"
+    case = load_case(write_case(f"import torch\ndef make():\n    return (lambda x: {program}), {made}\n"))
     report = triage(case, torch.device("cpu")).to_json()
     assert report["wrong"] == "undecided" and report["confidence"] == "low"
+    assert "nothing tells which of them is right" in report["detail"]

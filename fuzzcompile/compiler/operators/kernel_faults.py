@@ -1,13 +1,13 @@
-"""Faults of eager mode's kernels: one reads memory beside its arguments, or is wrong for one size of a dimension.
+"""Faults of eager mode's kernels: one reads memory beside its arguments, or is wrong in a dtype or for a size.
 
 The first gives other values from run to run, and no reference that calls it is steady. Here the arguments lie in memory
 of their own, between elements that are chosen: twice with other ones, and once as contiguous copies. The second is
-right on the same values in other sizes.
+right in float64, and the third on the same values in other sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -31,8 +31,10 @@ from fuzzcompile.compiler.operators.second_reference import (
     list_computed,
     measure_change,
     reads_storage,
+    repair_values,
+    widen_arguments,
 )
-from fuzzcompile.model.thresholds import SEMANTIC_STEP
+from fuzzcompile.model.thresholds import ALWAYS_ALLOWED, NOISE_SEEDS, ROUNDING_FACTOR, SEMANTIC_STEP
 from fuzzcompile.run.arithmetic_modes import Float64Mode
 from fuzzcompile.run.metrics import have_same_values
 from fuzzcompile.run.tensors import Operator, copy_tree, is_inexact, map_leaves, materialize_zeros
@@ -69,6 +71,58 @@ class SurroundingsCheck(OperatorMode):  # type: ignore[no-untyped-call]
         if _have_same_bits(*plain) and not _have_same_bits(*ours) and step > SEMANTIC_STEP:
             opinion = PartedOpinion("surroundings", step, by_layout=True)
             self.contested.append(ContestedCall(self._calls, func, placed[0], opinion))
+
+
+class NativeCheck(OperatorMode):  # type: ignore[no-untyped-call]
+    """Compare every operator of a run in its own dtypes with its kernel in float64.
+
+    Calls that part by more than a few units in the last place of their results are contested, which says nothing yet:
+    rounding may part them farther. Those in ``repaired`` get float64's values.
+    """
+
+    def __init__(self, repaired: Collection[int] = ()) -> None:
+        super().__init__(self._compute)
+        self.contested: list[ContestedCall] = []
+        self._repaired, self._calls = repaired, 0
+
+    def _compute(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        if not is_comparable(func, args, kwargs):
+            return func(*args, **kwargs)
+        self._calls += 1
+        args, kwargs = map_leaves(materialize_zeros, (args, kwargs))
+        before = copy_tree((args, kwargs))
+        result = func(*args, **kwargs)
+        own = list_computed(func, result, (args, kwargs))
+        dtypes = [value.dtype for value in own if value is not None and value.is_floating_point()]
+        try:
+            wide = widen_arguments(before)
+            exact = list_computed(func, func(*wide[0], **wide[1]), wide)
+            step = measure_change(before, own, exact)
+        except (RuntimeError, TypeError, ValueError, NotImplementedError):  # no kernel for float64
+            return result
+        if self._calls in self._repaired:
+            repair_values(own, exact)
+        elif dtypes and step > self._measure_allowance(func, before, exact, dtypes):
+            self.contested.append(ContestedCall(self._calls, func, before, PartedOpinion("float64", step)))
+        return result
+
+    def _measure_allowance(
+        self, func: Operator, given: Arguments, exact: Sequence[torch.Tensor | None], dtypes: Sequence[torch.dtype]
+    ) -> float:
+        """How far rounding of the result, and of the arguments, may move it: an algorithm is as good as that."""
+        eps = max(torch.finfo(dtype).eps for dtype in dtypes)
+        generator, spread = torch.Generator().manual_seed(0), 0.0
+
+        def move(x: torch.Tensor) -> torch.Tensor:
+            if not is_inexact(x):
+                return x
+            return x * (1 + eps * (torch.rand(x.shape, generator=generator) * 2 - 1)).to(x.dtype)
+
+        for _ in NOISE_SEEDS:
+            moved = pytree.tree_map_only(torch.Tensor, move, widen_arguments(given))
+            computed = list_computed(func, func(*moved[0], **moved[1]), moved)
+            spread = max(spread, measure_change(given, computed, exact))
+        return ALWAYS_ALLOWED * eps + ROUNDING_FACTOR * spread
 
 
 class ContiguousFloat64(Float64Mode):  # type: ignore[no-untyped-call]

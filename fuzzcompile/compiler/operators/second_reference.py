@@ -38,9 +38,6 @@ from fuzzcompile.compiler.operators.operator_application import (
 )
 from fuzzcompile.model.facts import facts
 from fuzzcompile.model.thresholds import (
-    ALWAYS_ALLOWED,
-    NOISE_SEEDS,
-    ROUNDING_FACTOR,
     SEMANTIC_STEP,
     VANISHING,
 )
@@ -77,10 +74,13 @@ _MOST_PLACES, _LANES = 2**11, 16
 # Contested calls that are kept, with their arguments.
 _MOST_CONTESTED = 20
 
-Opinion = Literal["contiguous", "formula", "decomposition", "float64", "differences", "surroundings", "place"]
+Opinion = Literal[
+    "contiguous", "formula", "decomposition", "float64", "differences", "surroundings", "place", "convention"
+]
 """How an operator was computed beside its kernel; "differences" are those of the kernel, beside its gradient.
 
-"place": by the kernel itself, on the same elements in other places of a tensor.
+"place": by the kernel itself, on the same elements in other places of a tensor. "convention": by a formula, which parts
+on what comes of NaN, or where an infinity leads to NaN or infinity: to which, the order of the steps says.
 """
 Compute: TypeAlias = Callable[..., object]
 
@@ -120,7 +120,7 @@ class ContestedCall:
 
         One that contradicts itself is wrong in one place or the other: what depends on it may be right.
         """
-        if self.opinion.by == "place":
+        if self.opinion.by in {"place", "convention"}:
             return None
         if self.opinion.compute is None:
             return True
@@ -179,9 +179,9 @@ class SecondReference(Float64Mode):  # type: ignore[no-untyped-call]
     """Compare every operator of a float64 run with other opinions.
 
     Calls are numbered: those in ``repaired`` get another opinion's values, or where it says so those of ``elsewhere``,
-    and values that calls in ``moved`` compute
-    are changed at random, which shows what depends on them. ``alone`` has the calls of which there is one opinion only:
-    neither a formula nor a decomposition, or they could not be computed again.
+    and values that calls in ``moved`` compute are changed at random, which shows what depends on them. ``alone`` are
+    calls of which there is one opinion only: no formula and no decomposition, or they could not be computed again.
+    ``conventions`` are those on which a formula parts by convention alone, which contests nothing (`Opinion`).
     """
 
     def __init__(
@@ -189,6 +189,7 @@ class SecondReference(Float64Mode):  # type: ignore[no-untyped-call]
     ) -> None:
         super().__init__(keep_casts=True, native=native)
         self.contested: list[ContestedCall] = []
+        self.conventions: list[ContestedCall] = []
         self.alone: dict[int, Operator] = {}
         self.unopposed: dict[str, UnopposedCall] = {}
         self._repaired, self._moved, self._calls, self._composed = repaired or {}, moved, 0, 0
@@ -223,7 +224,7 @@ class SecondReference(Float64Mode):  # type: ignore[no-untyped-call]
             if values is None or step <= SEMANTIC_STEP:
                 return result
             if number in self._repaired:
-                _repair([own[0].data if own[0] is not None else None], values)
+                repair_values([own[0].data if own[0] is not None else None], values)
             elif len(self.contested) < _MOST_CONTESTED:
                 self.contested.append(ContestedCall(number, call.operator, before, PartedOpinion("formula", step)))
         return result
@@ -255,9 +256,11 @@ class SecondReference(Float64Mode):  # type: ignore[no-untyped-call]
             self._leave_alone(number, func, own)
             return result
         if number in self._repaired:
-            _repair(own, parted.elsewhere if self._repaired[number] else parted.values)
-        elif len(self.contested) < _MOST_CONTESTED:
-            self.contested.append(ContestedCall(number, func, before, replace(parted, values=(), elsewhere=())))
+            repair_values(own, parted.elsewhere if self._repaired[number] else parted.values)
+        else:
+            kept = self.conventions if parted.by == "convention" else self.contested
+            if len(kept) < _MOST_CONTESTED:
+                kept.append(ContestedCall(number, func, before, replace(parted, values=(), elsewhere=())))
         return result
 
     def _leave_alone(self, number: int, func: Operator, own: Sequence[torch.Tensor | None]) -> None:
@@ -272,58 +275,6 @@ class SecondReference(Float64Mode):  # type: ignore[no-untyped-call]
                 _move_at_random(tensor, number)
 
 
-class NativeCheck(OperatorMode):  # type: ignore[no-untyped-call]
-    """Compare every operator of a run in its own dtypes with its kernel in float64.
-
-    Calls that part by more than a few units in the last place of their results are contested, which says nothing yet:
-    rounding may part them farther. Those in ``repaired`` get float64's values.
-    """
-
-    def __init__(self, repaired: Collection[int] = ()) -> None:
-        super().__init__(self._compute)
-        self.contested: list[ContestedCall] = []
-        self._repaired, self._calls = repaired, 0
-
-    def _compute(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        if not is_comparable(func, args, kwargs):
-            return func(*args, **kwargs)
-        self._calls += 1
-        args, kwargs = map_leaves(materialize_zeros, (args, kwargs))
-        before = copy_tree((args, kwargs))
-        result = func(*args, **kwargs)
-        own = list_computed(func, result, (args, kwargs))
-        dtypes = [value.dtype for value in own if value is not None and value.is_floating_point()]
-        try:
-            wide = _widen(before)
-            exact = list_computed(func, func(*wide[0], **wide[1]), wide)
-            step = measure_change(before, own, exact)
-        except (RuntimeError, TypeError, ValueError, NotImplementedError):  # no kernel for float64
-            return result
-        if self._calls in self._repaired:
-            _repair(own, exact)
-        elif dtypes and step > self._measure_allowance(func, before, exact, dtypes):
-            self.contested.append(ContestedCall(self._calls, func, before, PartedOpinion("float64", step)))
-        return result
-
-    def _measure_allowance(
-        self, func: Operator, given: Arguments, exact: Sequence[torch.Tensor | None], dtypes: Sequence[torch.dtype]
-    ) -> float:
-        """How far rounding of the result, and of the arguments, may move it: an algorithm is as good as that."""
-        eps = max(torch.finfo(dtype).eps for dtype in dtypes)
-        generator, spread = torch.Generator().manual_seed(0), 0.0
-
-        def move(x: torch.Tensor) -> torch.Tensor:
-            if not is_inexact(x):
-                return x
-            return x * (1 + eps * (torch.rand(x.shape, generator=generator) * 2 - 1)).to(x.dtype)
-
-        for _ in NOISE_SEEDS:
-            moved = pytree.tree_map_only(torch.Tensor, move, _widen(given))
-            computed = list_computed(func, func(*moved[0], **moved[1]), moved)
-            spread = max(spread, measure_change(given, computed, exact))
-        return ALWAYS_ALLOWED * eps + ROUNDING_FACTOR * spread
-
-
 def _move_at_random(tensor: torch.Tensor, seed: int) -> None:
     """Change values by about their size, each by another factor: a norm or a softmax hides less of that."""
     if not is_inexact(tensor):
@@ -334,13 +285,14 @@ def _move_at_random(tensor: torch.Tensor, seed: int) -> None:
     tensor.add_((drawn * (metrics.rms(tensor) or 1.0)).to(tensor.dtype))
 
 
-def _repair(own: Sequence[torch.Tensor | None], values: Sequence[torch.Tensor | None]) -> None:
+def repair_values(own: Sequence[torch.Tensor | None], values: Sequence[torch.Tensor | None]) -> None:
+    """Put another opinion's values in the place of those that a call computed."""
     for mine, other in zip(own, values, strict=False):
         if mine is not None and other is not None and mine.shape == other.shape:
             mine.copy_(other)
 
 
-def _widen(arguments: Arguments) -> Arguments:
+def widen_arguments(arguments: Arguments) -> Arguments:
     """Copies of the arguments, floating ones in float64."""
     copied = copy_tree(arguments)
     widened: Arguments = pytree.tree_map_only(torch.Tensor, lambda x: x.to(double_dtype(x.dtype)), copied)
@@ -361,21 +313,23 @@ def _find_parted_opinion(
         copies = make_contiguous(copy_tree(given))
     plain = None if copies is None else list_computed(func, func(*copies[0], **copies[1]), copies)
     formula = _apply_formula(func, given, own)
+    parted: PartedOpinion | UnopposedCall = UnopposedCall(func, given)
     if formula is not None:
-        settled = _leave_conventions(formula, given, own)
+        settled = _leave_conventions(formula, given, own, of_nan=get_operator_family(str(func)) not in PROPAGATING)
         step = measure_change(given, own, settled)
         by_layout = plain is not None and measure_change(given, plain, settled) <= SEMANTIC_STEP
         if step > SEMANTIC_STEP:
             return PartedOpinion("formula", step, tuple(settled), by_layout)
-        if measure_change(given, own, formula) <= SEMANTIC_STEP:
-            return None  # else it has no opinion on some elements
+        if (step := measure_change(given, own, formula)) <= SEMANTIC_STEP:
+            return None
+        parted = PartedOpinion("convention", step, tuple(formula))
     if plain is not None and (step := measure_change(given, own, plain)) > SEMANTIC_STEP:
         return PartedOpinion("contiguous", step, tuple(plain), by_layout=True)
     if _is_pointwise(func) and (contradiction := _find_contradiction(func, given, own)) is not None:
         return contradiction
     composed = _find_composition(func)
     if composed is None or func._schema.is_mutable:
-        return UnopposedCall(func, given)
+        return parted
     args, kwargs = copy_tree(given)
     called, pointwise = list[Operator](), True
 
@@ -388,11 +342,11 @@ def _find_parted_opinion(
     with OperatorMode(hear):
         result = composed(*args, **kwargs)
     if result is NotImplemented or func in called or (composed != func.decompose and not _is_independent(called)):
-        return UnopposedCall(func, given)
+        return parted
     values = list_computed(func, result, (args, kwargs))
     step = measure_change(given, own, values)
     if step <= SEMANTIC_STEP:
-        return None
+        return parted if isinstance(parted, PartedOpinion) else None
     contradiction = _find_contradiction(func, given, own) if pointwise else None
     return contradiction or PartedOpinion("decomposition", step, tuple(values), compute=composed)
 
@@ -442,8 +396,8 @@ def compute_otherwise(func: Operator, arguments: Arguments) -> list[torch.Tensor
 
     The call runs in float64, on copies; a None among the values has no opinion.
     """
-    parted = find_opinion(func, _widen(arguments))
-    return list(parted.values) if isinstance(parted, PartedOpinion) else None
+    parted = find_opinion(func, widen_arguments(arguments))
+    return list(parted.values) if isinstance(parted, PartedOpinion) and parted.by != "convention" else None
 
 
 def find_opinion(func: Operator, given: Arguments) -> PartedOpinion | UnopposedCall | None:
@@ -534,7 +488,7 @@ def _apply_formula(
 ) -> list[torch.Tensor | None] | None:
     """The values of the operator's formula, one for each of ``own``; None if there is no formula for the call."""
     family = get_operator_family(str(func))
-    if func.namespace != "aten" or _rests_on_convention(arguments, of_nan=family not in PROPAGATING):
+    if func.namespace != "aten" or _rests_on_convention(arguments):
         return None
     arrays = pytree.tree_map_only(torch.Tensor, make_array, name_arguments(func, arguments, defaults=True))
     results = apply_formula(family, arrays) or apply_formula(family, arrays, DEFINITIONS)
@@ -556,25 +510,31 @@ def _weigh_opinions(results: Sequence[Any], own: Sequence[torch.Tensor | None]) 
 
 
 def _leave_conventions(
-    opinions: Sequence[torch.Tensor | None], arguments: Arguments, own: Sequence[torch.Tensor | None]
+    opinions: Sequence[torch.Tensor | None],
+    arguments: Arguments,
+    own: Sequence[torch.Tensor | None],
+    *,
+    of_nan: bool = True,
 ) -> list[torch.Tensor | None]:
-    """The opinions, with the kernel's values where an infinity leads to NaN or infinity: to which, the order says."""
-    if not any(bool(tensor.isinf().any()) for tensor in _list_tensors(arguments)):
+    """The opinions, with the kernel's values where torch chooses (`Opinion`); ``of_nan``: of NaN too."""
+    tensors = _list_tensors(arguments)
+    if of_nan and any(map(_has_nan, tensors)):
+        return list(own)
+    if not any(bool(tensor.isinf().any()) for tensor in tensors):
         return list(opinions)
     pairs = zip(opinions, own, strict=False)
-    return [
-        opinion
-        if opinion is None or mine is None
-        else torch.where(torch.isfinite(opinion) & torch.isfinite(mine), opinion, mine)
-        for opinion, mine in pairs
-    ]
+    return [o if o is None or m is None else torch.where(o.isfinite() & m.isfinite(), o, m) for o, m in pairs]
 
 
-def _rests_on_convention(arguments: Arguments, *, of_nan: bool = True) -> bool:
-    """Return whether a result is torch's own choice: of uint64, of what an unsigned dtype cannot hold, and of NaN."""
+def _has_nan(tensor: torch.Tensor) -> bool:
+    return bool(tensor.isnan().any())
+
+
+def _rests_on_convention(arguments: Arguments) -> bool:
+    """Return whether a result is torch's own choice: of uint64, and of what an unsigned dtype cannot hold."""
     leaves = pytree.tree_leaves(arguments)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    if any(tensor.dtype == torch.uint64 or (of_nan and bool(tensor.isnan().any())) for tensor in tensors):
+    if any(tensor.dtype == torch.uint64 for tensor in tensors):
         return True
     unsigned = any(not tensor.dtype.is_signed and tensor.dtype != torch.bool for tensor in tensors)
     return unsigned and any(isinstance(leaf, int | float) and leaf < 0 for leaf in leaves)

@@ -86,7 +86,9 @@ class CompiledProgram:
         """Compile the program of a case in a session; ``keeps`` its state for :meth:`observe_seeds`."""
         program = build(of.case, of.device, double=double)
         kept = runs.SavedTensors(of.case, program, of.device) if keeps else None
-        return cls(of.case, program, session.compile(program.model), session, kept)
+        with program.enter_precision():  # a package is compiled here, and not when it is called
+            target = session.compile(program.model)
+        return cls(of.case, program, target, session, kept)
 
     def observe(self) -> Observation:
         """Run it under the case's own seed."""

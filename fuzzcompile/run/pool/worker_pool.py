@@ -74,6 +74,7 @@ class TaskOptions(TypedDict, total=False):
     label: str | None  # the name of the task in ``workers()``; that of the function by default
     time_limit: float | None  # seconds (None: the pool's limit, ``math.inf``: none)
     spends: bool  # replace the worker after the task, so that the task's effects on its process end with it
+    anew: bool  # run it in a worker that no task has run in
     counts: bool  # whether it is one of the ``max_tasks`` of its worker (true by default): a light one is not
     # Called with the name and the text of what the worker leaves of the task (`fuzzcompile.run.pool.worker.leave`), by
     # a thread of the pool; must not raise.
@@ -392,8 +393,17 @@ class _Slot(threading.Thread):
                 if worker is None:
                     continue
                 task = self._queue.take(give_up=lambda: not worker.is_alive())  # noqa: B023 - called at once
-                if task is not None:
+                if task is None:
+                    continue
+                if task.options.get("anew") and self._served:
+                    self._retire_worker(WorkerProcess.stop)
+                    worker = self._prepare_worker()
+                if worker is not None:
                     self._serve(worker, task)
+                elif self._killed:
+                    task.fail(WorkerStopped())
+                else:
+                    self._queue.put_back(task)
         finally:
             self._retire_worker(WorkerProcess.stop)
 

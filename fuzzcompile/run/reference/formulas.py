@@ -449,6 +449,7 @@ FORMULAS: dict[str, Formula] = {
     "var": _variance,
     "std": lambda call: np.sqrt(_variance(call)),
     "var_mean": lambda call: (_variance(call), np.mean(call.x, axis=call.axes, keepdims=call.keepdim)),
+    "std_mean": lambda call: (np.sqrt(_variance(call)), np.mean(call.x, axis=call.axes, keepdims=call.keepdim)),
     # Of complex numbers, a logarithm has many values.
     "logsumexp": lambda call: None if np.iscomplexobj(call.x) else _log_sum_exp(call.x, call.axes, call.keepdim),
     "linalg_vector_norm": _vector_norm,

@@ -134,3 +134,24 @@ def test_a_less_exact_function_is_no_bug(tmp_path: Path, program: str):
     )
     found = triage(load_case(path), CPU).to_json()
     assert not found["is_bug"], found["detail"]
+
+
+INTEGERS = """
+import torch
+
+def program(n, m):
+    return torch.special.laguerre_polynomial_l(n, m), torch.tanh(n / 40)
+
+def make():
+    return program, (-torch.arange(40), torch.full((40,), 64))
+"""
+
+
+@pytest.mark.parametrize("error", [0.0, 1e-5])
+def test_whole_numbers_alone_are_judged_against_float64_too(write_case: Callable[..., Path], error: float):
+    with tanh_off(error):
+        found = triage(load_case(write_case(INTEGERS)), CPU).to_json()
+    assert found["is_bug"] is bool(error), found["detail"]
+    if error:
+        assert "tanh" in found["culprit"]["rewrite"]
+        assert found["evidence"]["survives_float64"]

@@ -113,6 +113,14 @@ def test_the_samples_of_a_case_are_spread_over_the_table():
     assert len(sizes) > 1 and len(padding) > 1, written.source
 
 
+def test_indices_that_nothing_checks_are_left_in_range():
+    cell = OpInfoCell("_unsafe_masked_index", "", "function", "float32", values="extreme")
+    with open_tables((cell.name,)) as tables:
+        (written,) = tables(0, BudgetClock(CampaignBudget.parse("60s"))).write([cell]).result()
+    assert written.source is not None and "inf" in written.source
+    assert str(torch.iinfo(torch.int64).max) not in written.source
+
+
 @pytest.mark.slow
 def test_a_name_that_no_operator_has_is_refused():
     with open_tables(("no_such_operator",)) as tables, pytest.raises(UsageError, match="no_such_operator"):

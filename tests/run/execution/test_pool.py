@@ -242,6 +242,12 @@ def test_a_worker_is_recycled_after_its_number_of_tasks() -> None:
     assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4] == pids[5]
 
 
+def test_a_task_that_is_run_anew_has_a_worker_that_has_run_none() -> None:
+    with WorkerPool(1) as pool:
+        pids = [pool.schedule(os.getpid, anew=anew).result(PATIENCE) for anew in (True, False, True, False)]
+    assert pids[0] == pids[1] != pids[2] == pids[3]
+
+
 def retired() -> int:
     retire()
     return os.getpid()
