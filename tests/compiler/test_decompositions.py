@@ -79,6 +79,7 @@ def test_block_has_no_fault(training: bool, dtype: torch.dtype):
     assert checked(target, *inputs, backward=training).faults == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str)
 def test_zoo_has_no_fault(dtype: torch.dtype):
     torch.manual_seed(0)

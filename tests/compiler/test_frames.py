@@ -178,6 +178,7 @@ def test_second_dynamic_call_shares_the_frame_of_the_first():
     assert apart(vetoed.values, eager(target, (first,), (second,))) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [pytest.param(False, marks=pytest.mark.slow), True], ids=["eval", "training"])
 def test_dynamic_block_is_replayed_in_every_stage(training: bool):
     target, (x,) = programs.block(training=training)

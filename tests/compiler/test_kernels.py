@@ -153,6 +153,7 @@ def test_nothing_is_fused_where_everything_stays_apart():
     assert [kernel.nodes for kernel in graph.kernels] == [("sin",), ("exp",), ("mul",), ("add",)]
 
 
+@pytest.mark.slow
 def test_an_operator_of_vectors_is_done_in_scalars():
     function, inputs = programs.exponential()
     source = {}

@@ -218,6 +218,7 @@ def test_a_guard_asks_what_the_neighbour_has_and_leaves_the_rule_where_it_is_rig
         assert torch.equal(seen.values[0].value, run_eager(case, CPU).values[0].value)
 
 
+@pytest.mark.slow
 def test_a_guard_that_takes_known_cases_from_the_rule_is_not_offered(plant):
     plant(aten.fmod.Scalar, "by", step_of_large)
     right, wrong = CASE.format("torch.fmod(x, 0.7)", SQUARE), CASE.format("torch.fmod(x, 0.3)", f"10 + {SQUARE} ** 2")

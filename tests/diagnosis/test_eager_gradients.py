@@ -89,6 +89,7 @@ def test_a_gradient_that_the_program_withholds_is_no_operators_fault(judged, bod
     assert judged(write_program(body, backward=True))["is_bug"] is False
 
 
+@pytest.mark.slow
 def test_what_lacks_a_gradient_and_cannot_be_given_one_is_not_accused(judged):
     body = "F.layer_norm(torch.cat([x] * 2000).detach() * x.mean(), (8,)).sin() + torch.tanh(x).detach().mean()"
     assert judged(write_program(body, backward=True))["is_bug"] is False

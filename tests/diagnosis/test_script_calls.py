@@ -113,12 +113,14 @@ TWO_SIZES = (
 )
 
 
+@pytest.mark.slow
 def test_a_later_call_that_is_wrong_with_open_sizes_alone_is_judged_with_them(write_case, monkeypatch):
     plant_doubled_sine(monkeypatch, lambda x: not all(size.is_number for size in x.get_size()))
     report = judge(write_case, TWO_SIZES)
     assert (report["verdict"], report["culprit"]["rewrite"]) == ("miscompile", "aten.sin.default")
 
 
+@pytest.mark.slow
 def test_a_later_call_whose_result_shares_memory_is_judged(write_case, monkeypatch):
     clone = torch.ops.aten.clone.default
     original = lowering.lowerings[clone]

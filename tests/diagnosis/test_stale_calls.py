@@ -201,6 +201,7 @@ def run(model, inputs):
 """
 
 
+@pytest.mark.slow
 def test_a_weight_that_changes_once_it_is_frozen_is_stale_by_design(write_case):
     report = judge(write_case, _FROZEN)
     culprit = report["culprit"]
@@ -285,6 +286,7 @@ CALLS = [({"hidden": torch.ones(3), "gate": torch.full((3,), 2.0)},)]
 """
 
 
+@pytest.mark.slow
 def test_the_keys_of_an_argument_are_facts(write_case, monkeypatch):
     monkeypatch.setattr(torch._dynamo.variables.ConstDictVariable, "install_dict_contains_guard", lambda *given: None)
     report = judge(write_case, GIVEN_A_DICT)
@@ -353,6 +355,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="whether the graph checks its inputs hangs on it")
 def test_a_stale_graph_that_raises_is_an_error_and_its_script_says_which(write_case):
     path = write_case(APART_AGAIN)
@@ -393,6 +396,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 def test_a_graph_is_stale_though_another_call_cannot_be_compiled_anew(write_case, monkeypatch):
     for name in ("CONSTANT_MATCH", "EQUALS_MATCH"):
         monkeypatch.setattr(GuardBuilder, name, getattr(GuardBuilder, name))  # it is put back

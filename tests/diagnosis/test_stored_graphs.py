@@ -43,6 +43,7 @@ def judge(write_case: Any, settings: str, plant: str = "") -> dict[str, Any]:
     return json.loads(subprocess.run(command, capture_output=True, text=True).stdout)
 
 
+@pytest.mark.slow
 def test_stored_graphs_of_forward_and_backward_pass_are_right(write_case):
     report = judge(write_case, "BACKWARD = True")
     assert report["verdict"] in ("equal", "rounding")

@@ -91,6 +91,7 @@ def no_formula(monkeypatch):
     monkeypatch.delitem(FORMULAS, "avg_pool2d_backward")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_formula")
 def test_a_wrong_backward_kernel_of_which_there_is_one_opinion_is_named(judged):
     with eager_fault(aten.avg_pool2d_backward.default):
@@ -99,6 +100,7 @@ def test_a_wrong_backward_kernel_of_which_there_is_one_opinion_is_named(judged):
     assert report["culprit"]["rewrite"] == "aten.avg_pool2d.default" and report["culprit"]["necessary"]
 
 
+@pytest.mark.slow
 def test_a_case_whose_values_do_not_part_never_runs_the_second_reference(judged, monkeypatch):
     def refuse(*args: object) -> None:
         raise AssertionError("the second reference was run")
@@ -124,6 +126,7 @@ def test_where_differences_tell_nothing_a_backward_pass_that_is_not_linear_is_wr
     assert (report["verdict"], report["wrong"]) == ("wrong_gradient", "compiled")
 
 
+@pytest.mark.slow
 def test_a_gradient_that_the_program_withholds_is_not_eagers_fault(write_case, monkeypatch):
     leave = ctx_manager.GradModeVariable.exit
 
@@ -189,6 +192,7 @@ def test_both_sides_may_be_wrong(judged):
     assert "aten.tanh.default" in report["detail"] and "all the same" in report["detail"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault", [pytest.param(eager_fault, marks=pytest.mark.slow), compiler_fault], ids=["eager", "compiler"]
 )
@@ -209,6 +213,7 @@ def list_side_notes(report: ReportJson) -> list[str]:
     return [note for note in report["evidence"]["notes"] if note.startswith(SIDE)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [
@@ -331,6 +336,7 @@ def test_batch_norms_backward_is_wrong_on_a_transposed_gradient(judged, dtype: s
     assert "register_hook" in report["workaround"]["how"] and "its input" not in report["workaround"]["how"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the kernel of this torch")
 def test_a_kernel_that_only_the_compiled_program_calls_on_a_layout_that_it_misreads_is_not_eagers_fault(judged):
     """pytorch#197888 as reported: the compiler lays out the saved indices as the input is, eager mode never does."""

@@ -260,6 +260,7 @@ def test_the_reader_sees_where(found):
     culprit.to_json()
 
 
+@pytest.mark.slow
 def test_loops_of_other_ranges_are_left_apart_alone(attribution_of):
     first, second = (f"({each} - {each}.amax(-1, keepdim=True)).exp()" for each in "xy")
     body = f"(lambda x, y: x / y.sum(-1, keepdim=True) + y / x.sum(-1, keepdim=True))({first}, {second})"
@@ -334,6 +335,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 def test_a_write_that_a_lowering_loses_is_not_the_fault_of_what_writes_in_place(write_case):
     """The pass without which nothing is written in place is necessary too, and its graph is right."""
     with plants.writes_forgotten():

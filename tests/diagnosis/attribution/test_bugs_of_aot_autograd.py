@@ -548,7 +548,7 @@ def make():
     ("source", "rewrite"),
     [
         (WRITTEN_TWICE, "aten.as_strided.default"),
-        (WRITTEN_BESIDE, "inner_fn"),
+        pytest.param(WRITTEN_BESIDE, "inner_fn", marks=pytest.mark.slow),
     ],
 )
 def test_what_several_writes_lead_to_is_looked_for_at_all_of_them(

@@ -513,6 +513,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="which copies are left out hangs on the torch")
 def test_a_rewrite_that_reads_memory_behind_a_write_is_one_bug_whatever_is_written(write_case: Callable[..., Path]):
     signatures = set()
@@ -537,6 +538,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="which views are loops hangs on the torch")
 def test_strides_of_views_are_one_bug_whatever_the_view(write_case: Callable[..., Path]):
     signatures = set()

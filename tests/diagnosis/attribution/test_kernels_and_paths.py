@@ -121,6 +121,7 @@ def as_a_scan() -> Iterator[None]:
         decompositions.update({} if kept is None else {aten.logaddexp.default: kept})
 
 
+@pytest.mark.slow
 def test_a_kernel_that_only_the_compiled_program_reaches_is_named_and_proved(write_case: WriteCase):
     with as_a_scan(), kernel(aten.logcumsumexp.default, read_in_order_of_memory):
         report = report_on(write_case(COMPILED))
@@ -271,7 +272,9 @@ def test_a_capture_by_export_that_dynamo_makes_rightly_is_named_and_proved(
     assert (culprit["necessary"], report["signature"]) == (True, "dynamo:-:cos")
 
 
-@pytest.mark.parametrize("backend", ["", 'BACKEND = "aot_eager"'], ids=["Inductor", "own backend"])
+@pytest.mark.parametrize(
+    "backend", ["", pytest.param('BACKEND = "aot_eager"', marks=pytest.mark.slow)], ids=["Inductor", "own backend"]
+)
 def test_overloads_that_share_a_wrong_decomposition_are_kept_whole_together(tmp_path, backend):
     from torch._decomp import decompositions
 
@@ -333,7 +336,7 @@ def make():
 
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="later ones may have it right")
-@pytest.mark.parametrize("joined", ["a, part", "part, x"])
+@pytest.mark.parametrize("joined", ["a, part", pytest.param("part, x", marks=pytest.mark.slow)])
 def test_memory_shared_in_generated_code_is_not_blamed_on_a_view_or_an_order_of_nodes(write_case, joined: str):
     report = triage(load_case(write_case(JOINED_PART.format(joined))), CPU).to_json()
     assert report["verdict"] == "aliasing"

@@ -111,7 +111,10 @@ CALLS = [(torch.randn(1, 3, 2, requires_grad=True),)]
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what is wrong there depends on the torch")
 @pytest.mark.parametrize(
     ("source", "family", "left"),
-    [(WRITTEN_WINDOWS, "unfold", "operator.iadd"), (NO_GRADIENT, "mod", "operator.mod")],
+    [
+        pytest.param(WRITTEN_WINDOWS, "unfold", "operator.iadd", marks=pytest.mark.slow),
+        (NO_GRADIENT, "mod", "operator.mod"),
+    ],
     ids=["a write", "a remainder"],
 )
 def test_a_bug_is_proved_at_an_operator_of_python(source: str, family: str, left: str, write_case: Callable[..., Path]):

@@ -125,6 +125,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what the pattern matches hangs on the torch")
 @pytest.mark.parametrize(
     "shapes",

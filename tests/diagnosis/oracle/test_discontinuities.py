@@ -65,6 +65,7 @@ def test_an_element_of_many_that_every_run_has_elsewhere_is_no_bug(
     assert triage(case, torch.device("cpu")).is_bug  # by one element of 324
 
 
+@pytest.mark.slow
 def test_many_elements_that_are_no_numbers_are_a_bug_beside_a_pole(
     monkeypatch: pytest.MonkeyPatch, write_case: Callable[..., Path]
 ):
@@ -107,6 +108,7 @@ def test_a_column_in_which_all_digits_cancel_in_the_compiled_run_alone_is_no_bug
     assert str(report.verdict) == "unstable", report.detail
 
 
+@pytest.mark.slow
 def test_columns_that_are_wrong_in_each_compile_are_a_bug_beside_it(
     monkeypatch: pytest.MonkeyPatch, write_case: Callable[..., Path]
 ):

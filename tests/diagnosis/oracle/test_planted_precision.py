@@ -104,6 +104,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong_in_float64", [False, True])
 def test_long_sums_are_rounding_though_float64_be_wrong_by_itself(write_case, wrong_in_float64: bool):
     """Eager's batch norm adds up in float64, compiled code in float32, with errors of 1e-3 where gradients cancel."""

@@ -57,6 +57,7 @@ class KeyBias(nn.Module):
         return F.softmax(self.q(x) @ self.k(x).transpose(-2, -1), -1) @ self.v(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [pytest.param(F32, marks=pytest.mark.slow), BF16], ids=str)
 def test_the_key_bias_under_a_softmax_has_no_gradient(dtype: torch.dtype):
     def make():

@@ -262,6 +262,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 @ONLY_HERE
 def test_code_that_dynamo_does_not_call_is_named_though_another_frame_is_compiled_again(
     write_case: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
@@ -515,6 +516,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 @ONLY_HERE
 def test_what_has_changed_between_two_calls_is_not_blamed_for_the_second(write_case: Callable[..., Path]):
     culprit = triage(load_case(write_case(MODE_AFTER_A_CHANGE)), torch.device("cpu")).to_json()["culprit"]
@@ -553,6 +555,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 @ONLY_HERE
 def test_python_of_a_later_call_is_looked_at_too(write_case: Callable[..., Path]):
     culprit = triage(load_case(write_case(SECOND_CALL)), torch.device("cpu")).to_json()["culprit"]
@@ -755,6 +758,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 @ONLY_HERE
 def test_a_tensor_that_eager_mode_makes_in_vain_is_not_blamed(write_case: Callable[..., Path], monkeypatch):
     from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
@@ -783,6 +787,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 def test_a_number_that_is_made_of_sizes_is_compared_as_it_is_traced(write_case: Callable[..., Path]):
     """#198064: rounded to tens, a size that dynamo leaves open stays what it is."""
     report = triage(load_case(write_case(ROUNDED)), torch.device("cpu")).to_json()

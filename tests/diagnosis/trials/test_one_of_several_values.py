@@ -68,6 +68,7 @@ def test_what_is_wrong_alone_is_attributed_alone(write_case, traced):
     assert len(wholes) <= 3 and len(traced) - len(wholes) >= 2 and report.attribution.workaround is not None
 
 
+@pytest.mark.slow
 def test_what_is_wrong_in_the_whole_alone_is_attributed_there(write_case):
     report = judge(write_case, FOUR.replace("BACKWARD = True", ""), 11)
     culprit = report.attribution.culprit

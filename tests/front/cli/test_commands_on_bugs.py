@@ -128,6 +128,7 @@ def test_bugs_of_the_baseline_are_known_and_do_not_count(write_case, tmp_path, c
     assert 'skipped="1"' in junit.read_text() and sorted(p.name for p in tmp_path.glob("*.xml*")) == ["out.xml"]
 
 
+@pytest.mark.slow
 def test_a_bug_that_is_not_in_the_baseline_counts(write_case, plant, capsys, shared_workers):
     case = write_case(SUBTRACTS)
     earlier = write_case("lowering:-:miscompile\n", "known.txt")

@@ -56,6 +56,7 @@ torch.compile(torch.sin)(torch.ones(parser.parse_args().size))
 """
 
 
+@pytest.mark.slow
 def test_a_script_takes_its_own_arguments_after_two_dashes(write_case, capsys):
     script = write_case(TAKES_A_SIZE)
     assert call("triage", script, "--json", "--", "--size", "3") == 0

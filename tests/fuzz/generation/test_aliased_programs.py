@@ -46,6 +46,7 @@ def test_programs_run_alike_twice(programs):
     assert raised < 0.01 * len(programs)
 
 
+@pytest.mark.slow
 def test_gradients_flow_through_some_programs_of_floating_point_numbers():
     profile, raised = ALIASED.steer({**dict(ALIASED.weights), "aliased_gradients": 10_000}), 0
     cases = (draw_case_at(4, index, profile) for index in range(1200))

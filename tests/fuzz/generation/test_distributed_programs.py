@@ -121,7 +121,7 @@ def take_part(leaf: Any) -> torch.Tensor:
     return part
 
 
-@pytest.mark.parametrize("nproc", [8, 64])
+@pytest.mark.parametrize("nproc", [8, pytest.param(64, marks=pytest.mark.slow)])
 def test_programs_of_many_processes_run_alike_twice_with_the_others_imitated(nproc: int, call):
     drawn, refused = list_distributed(Profile(nproc=nproc), 60), 0
     assert nproc > MOST_PROCESSES

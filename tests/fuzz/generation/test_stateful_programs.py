@@ -95,12 +95,14 @@ def every_row() -> list[GeneratedCase]:
     return drawn(1800, seed=1)
 
 
+@pytest.mark.slow
 def test_every_carrier_change_and_effect_is_drawn(every_row) -> None:
     names = {name for case in every_row for name in case.spec.states}
     rows = {row.name for table in ("carriers", *grammar.ROW_TABLES) for row in grammar.load_rows(table)}
     assert rows <= names
 
 
+@pytest.mark.slow
 def test_each_row_is_formatted(tmp_path, every_row) -> None:
     pytest.importorskip("ruff")
     for index, case in enumerate(every_row):

@@ -74,6 +74,7 @@ def test_what_is_not_determined_is_left_out_and_counted(sweep: OperatorSweep, ca
     assert reasons["functions of the test suite, and values that are not determined"] > 0
 
 
+@pytest.mark.slow
 def test_elementwise_operators_that_take_one_dtype_share_a_case_that_is_compiled_in_full():
     names = ("asinh", "exp2", "fmod", "bitwise_not", "index_select")
     with open_tables(names) as tables:

@@ -57,6 +57,7 @@ def big_cases(predicate: Predicate, wanted: int) -> tuple[GeneratedCase, ...]:
     return tuple(next(found) for _ in range(wanted))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("predicate", [pytest.param(other_axis, marks=pytest.mark.slow), misplaced_key])
 def test_a_finding_in_a_block_becomes_one_attention_over_q_k_and_v(predicate: Predicate) -> None:
     for case in big_cases(predicate, 2):
@@ -89,6 +90,7 @@ def test_what_the_finding_needs_is_kept() -> None:
     assert best.spec.dtype == "float16"
 
 
+@pytest.mark.slow
 def test_every_candidate_is_a_program_and_none_is_tested_twice() -> None:
     tested: Counter[str] = Counter()
 
