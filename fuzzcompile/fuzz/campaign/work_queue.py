@@ -367,7 +367,13 @@ class WorkQueue:
     ) -> None:
         # What has cost a worker may be owed to the tasks that the worker had run before.
         future = self.pool.schedule(
-            function, (task,), label=label, time_limit=limit, anew=job.retry, on_left=job.left.__setitem__, not_on=not_on
+            function,
+            (task,),
+            label=label,
+            time_limit=limit,
+            anew=job.retry,
+            on_left=job.left.__setitem__,
+            not_on=not_on,
         )
         self._running[future] = job
 

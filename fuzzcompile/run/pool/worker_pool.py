@@ -395,17 +395,19 @@ class _Slot(threading.Thread):
                 task = self._queue.take(give_up=lambda: not worker.is_alive())  # noqa: B023 - called at once
                 if task is None:
                     continue
-                if task.options.get("anew") and self._served:
-                    self._retire_worker(WorkerProcess.stop)
-                    worker = self._prepare_worker()
-                if worker is not None:
-                    self._serve(worker, task)
+                own = self._replace_worker() if task.options.get("anew") and self._served else worker
+                if own is not None:
+                    self._serve(own, task)
                 elif self._killed:
                     task.fail(WorkerStopped())
                 else:
                     self._queue.put_back(task)
         finally:
             self._retire_worker(WorkerProcess.stop)
+
+    def _replace_worker(self) -> WorkerProcess | None:
+        self._retire_worker(WorkerProcess.stop)
+        return self._prepare_worker()
 
     def _prepare_worker(self) -> WorkerProcess | None:
         """The worker, a new one if necessary; None if none can be started: the queue is finished then."""
