@@ -34,6 +34,7 @@ from fuzzcompile.model.signatures import (
     raise_otherwise,
     renew,
 )
+from fuzzcompile.model.stages import FUNCTIONALIZATION
 from fuzzcompile.model.verdicts import ERRORS
 
 if TYPE_CHECKING:
@@ -48,11 +49,11 @@ def find_finding(session: Session, signature: str, report: ReportJson | None = N
 
     With the report, an error is a hit of a finding at the same place that raises alike, whatever the causes are called.
     Else a coarse signature is a hit of the only refined one of its place, unless that is of a symptom that the report
-    does not have; where there are several, that is not decided until the case has been minimized. Nor is it for errors
-    that have nothing in common, while the cause of one of them is not known.
+    does not have; where there are several, that is not decided until the case has been minimized. Nor is it for an
+    error and what has nothing in common with it, while the cause of one of them is not known.
     """
     exact = find_named(session, signature)
-    if exact is not None and (report is None or not _raises_otherwise(session, report, exact)):
+    if exact is not None and (report is None or not _shows_otherwise(session, report, exact)):
         return exact
     rows = _of_place(session, signature)
     alike = _raising_alike(session, report, signature) if report is not None else []
@@ -64,14 +65,22 @@ def find_finding(session: Session, signature: str, report: ReportJson | None = N
         for row in rows
         if cause in (None, parse_fingerprint(row.signature))
         and agree(renew(row.signature), signature)
-        and (report is None or cause is not None or can_show_as(row.signature, report["verdict"]))
-        and (report is None or not _raises_otherwise(session, report, row))
+        and _may_show(session, row, report, cause)
     ]
     if near:
         return near[0] if len(near) == 1 else None
     former = select(FormerNameRow.finding_id).where(FormerNameRow.signature == signature).distinct()
-    names = session.scalars(former.limit(2)).all()
-    return session.get_one(FindingRow, names[0]) if len(names) == 1 else None
+    named = [session.get_one(FindingRow, key) for key in session.scalars(former.limit(2))]
+    says_all = cause is not None or is_unproved(signature)
+    return named[0] if len(named) == 1 and (says_all or _may_show(session, named[0], report, cause)) else None
+
+
+def _may_show(session: Session, finding: FindingRow, report: ReportJson | None, cause: str | None) -> bool:
+    """Whether a report with the ``cause``, if that is known, may be of the bug of a finding at its place."""
+    if report is None:
+        return True
+    fits = cause is not None or can_show_as(finding.signature, report["verdict"])
+    return fits and not _shows_otherwise(session, report, finding)
 
 
 def _raising_alike(session: Session, report: ReportJson, signature: str) -> list[FindingRow]:
@@ -83,13 +92,19 @@ def _raising_alike(session: Session, report: ReportJson, signature: str) -> list
     return [row for row in rows if raise_alike(report, best_report(session, row))]
 
 
-def _raises_otherwise(session: Session, report: ReportJson, finding: FindingRow) -> bool:
-    """Whether an error has nothing in common with the finding at its place, and no cause says that they are one."""
+def _shows_otherwise(session: Session, report: ReportJson, finding: FindingRow) -> bool:
+    """Whether an error has nothing in common with the finding at its place, and no cause says that they are one.
+
+    What AOTAutograd does wrong shows in values and in errors.
+    """
     signature = renew(finding.signature)
     is_one_cause = signature == report["signature"] and parse_fingerprint(signature) is not None
     if is_one_cause or name_by_case(signature, "0") == signature:
         return False
-    return raise_otherwise(report, best_report(session, finding))
+    best = best_report(session, finding)
+    if parse_stage(signature) != FUNCTIONALIZATION and (report["verdict"] in ERRORS) != (best["verdict"] in ERRORS):
+        return True
+    return raise_otherwise(report, best)
 
 
 def find_named(session: Session, signature: str) -> FindingRow | None:
@@ -208,12 +223,13 @@ def settle(
             or (belongs_apart(session, finding, reproducer) and _is_all_there_is(session, finding, reproducer))
         )
     ):
-        namesake = find_named(session, signature)
+        namesake, former = find_named(session, signature), finding.signature
         _remember(session, finding)
         if namesake is not None:
             finding = _merge(session, [finding, namesake], merged)
         finding.signature = signature
         session.flush()
+        _leave_behind(session, finding, former)
     report = cast("ReportJson", reproducer.report or {})
     near = [row for row in _raising_alike(session, report, finding.signature) if row.id != finding.id]
     twins = [*_of_the_same_program(session, finding, reproducer), *near]
@@ -244,6 +260,19 @@ def move_apart(session: Session, finding: FindingRow, reproducer: ReproducerRow)
     is_new = target is None
     target = target or new_finding(session, signature, runs[0])
     reproducer.finding_id = target.id
+    _move_runs(session, runs, finding, target)
+    return target, is_new
+
+
+def _leave_behind(session: Session, finding: FindingRow, former: str) -> None:
+    """Leave the runs that a symptom does not explain under the ``former`` name of a finding that it was refined to."""
+    runs = session.scalars(select(RunRow).where(RunRow.finding_id == finding.id)).all()
+    others = [run for run in runs if not can_show_as(finding.signature, run.verdict)]
+    if parse_fingerprint(former) is None and others and len(others) < len(runs):
+        _move_runs(session, others, finding, new_finding(session, former, others[0]))
+
+
+def _move_runs(session: Session, runs: Sequence[RunRow], finding: FindingRow, target: FindingRow) -> None:
     for run in runs:
         run.finding_id = target.id
     target.hits, finding.hits = target.hits + len(runs), finding.hits - len(runs)
@@ -258,7 +287,6 @@ def move_apart(session: Session, finding: FindingRow, reproducer: ReproducerRow)
         best = min(rows, key=lambda each: run_rank(cast("ReportJson", each[0].report), each[1]))
         row.best_run_id = best[0].id
         choose(session, row)
-    return target, is_new
 
 
 # -- what a finding shows ---------------------------------------------------------------------------

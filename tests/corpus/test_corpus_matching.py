@@ -160,3 +160,20 @@ def test_what_aot_autograd_asserts_is_one_finding_whatever_keeps_a_program_from_
     assert hit(store, differentiating("inner_fn", COUNTS.format(1, 2), "other")) == "F2", "another function"
     assert hit(store, differentiating("calls", "IndexError: index 1 is out of bounds")) == "F3", "nothing is asserted"
     assert hit(store, differentiating("views", "IndexError: index 2 is out of bounds")) == "F4"
+
+
+def test_an_error_and_wrong_values_without_a_cause_are_apart_and_neither_goes_by_a_former_name(store: Store) -> None:
+    raised = raising(PLACE, SAID.format(1, 16))
+    assert hit(store, bug(PLACE)) == "F1"
+    assert hit(store, raised) == hit(store, raised) == "F2"
+    layout = bug(f"{PLACE}:layout", verdict="metadata")
+    assert hit(store, bug(PLACE, verdict="metadata")) == "F1"
+    kept = store.add_reproducer("F1", reproducer(report=layout))
+    assert kept == StoredReproducer(1, f"{PLACE}:layout", merged=())
+    left = store.finding(PLACE)
+    assert (left.public_id, left.verdict, left.hits) == ("F3", "miscompile", 1), "values are not what strides explain"
+    assert hit(store, bug(PLACE)) == "F3"
+    assert hit(store, raised) == "F2"
+    assert hit(store, bug("functionalization:-:inner_fn")) == "F4"
+    error = raising("functionalization:-:inner_fn", SAID.format(1, 16))
+    assert hit(store, error) == "F4", "what AOTAutograd does wrong shows in both"
