@@ -160,7 +160,11 @@ def _in_float64(case: Case, device: torch.device) -> Observation | None:
         return None
     if any(find_aliases({str(n): x for n, x in enumerate(list_tensors([call]))}) for call in program.calls):
         return None
-    observation = runs.observe(case, program, program.model)
+    reached = [*program.find_state().tensors.values(), *list_tensors(program.calls)]
+    if not any(tensor.is_floating_point() for tensor in reached):  # nothing is converted
+        return None
+    # A script leaves the default dtype as it is.
+    observation = runs.observe(case, replace(program, double=False), program.model)
     return None if observation.failure else observation
 
 

@@ -460,6 +460,11 @@ def test_where_float64_cannot_run_compiled_is_held_to_eager():
     assert "compiled differs from eager by" in main and "exact" not in main
 
 
+def test_whole_numbers_are_not_converted_and_compiled_is_held_to_eager():
+    main = main_part(built(program("return (x / 7).sin()", "(torch.arange(9),)")))
+    assert "compiled differs from eager by" in main and "x.double()" not in main
+
+
 def test_a_change_that_only_float64_shows_is_shown_in_float64():
     main = main_part(built(SOFTMAX_AXIS, "miscompile", ("out0", "close")))
     assert "model, inputs = model.double(), [x.double() for x in inputs]" in main

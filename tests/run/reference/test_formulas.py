@@ -98,6 +98,7 @@ CALLS = {
     "var": [lambda: aten.var(X, [1]), lambda: aten.var(X, [1], correction=0, keepdim=True), lambda: aten.var(X, False)],
     "std": [lambda: aten.std(X, [0])],
     "var_mean": [lambda: aten.var_mean(X, [1], correction=1)],
+    "std_mean": [lambda: aten.std_mean(X, [1], correction=1)],
     "logsumexp": [lambda: aten.logsumexp(X, [1]), lambda: aten.logsumexp(X * 500, [0], True)],
     "linalg_vector_norm": [lambda: aten.linalg_vector_norm(X, 2), lambda: aten.linalg_vector_norm(X, 1, [0], True),
                            lambda: aten.linalg_vector_norm(X, float("inf"), [1])],
