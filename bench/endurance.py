@@ -15,7 +15,6 @@ import contextlib
 import json
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -59,13 +58,12 @@ def _run(given: argparse.Namespace) -> None:
         while campaign.poll() is None:
             file.write(json.dumps(_sample(campaign, options["corpus"])) + "\n")
             file.flush()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                _wait(campaign, given.every)
+            _wait(campaign, given.every)
 
 
 def _wait(campaign: psutil.Popen, seconds: float) -> None:
-    """Wait for its end; a Ctrl-C is the campaign's, which had it too."""
-    with contextlib.suppress(KeyboardInterrupt):
+    """Wait for the next sample, or for the end of the campaign; a Ctrl-C is the campaign's, which had it too."""
+    with contextlib.suppress(KeyboardInterrupt, psutil.TimeoutExpired):
         campaign.wait(seconds)
 
 
