@@ -67,6 +67,11 @@ def test_the_nearest_case_that_passes_is_named(before, after, says):
     assert says in visible(draft(cause={**CAUSE, "computes": None, "before": before, "after": after}))
 
 
+def test_a_script_that_was_not_confirmed_is_said_to_be_so():
+    said = "**This script was not confirmed in a clean process**: it may not show the bug."
+    assert said in visible(draft(confirmed=False)) and said not in draft()
+
+
 def test_a_name_that_the_script_lacks_is_not_told():
     cause = {**CAUSE, "computes": None, "before": "scores.softmax(-2)", "after": "scores.softmax(-1)"}
     assert "scores" not in visible(draft(cause=cause))
