@@ -161,11 +161,10 @@ def _in_float64(case: Case, device: torch.device) -> Observation | None:
     if any(find_aliases({str(n): x for n, x in enumerate(list_tensors([call]))}) for call in program.calls):
         return None
     reached = [*program.find_state().tensors.values(), *list_tensors(program.calls)]
-    if not any(tensor.is_floating_point() for tensor in reached):  # nothing is converted
-        return None
     # A script leaves the default dtype as it is.
     observation = runs.observe(case, replace(program, double=False), program.model)
-    return None if observation.failure else observation
+    is_converted = any(tensor.is_floating_point() for tensor in reached)
+    return observation if is_converted and not observation.failure else None
 
 
 def _near(eager: Value, exact: Value | None) -> bool:
