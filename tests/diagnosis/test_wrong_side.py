@@ -251,6 +251,13 @@ def test_a_call_that_is_too_large_to_be_computed_again_has_one_opinion():
     assert list(mode.alone.values()) == [aten.exp.default]
 
 
+def test_a_call_that_computes_nothing_needs_no_second_opinion():
+    heads = torch.ones(2, 3, 4, 5, dtype=torch.float64)
+    with SecondReference(native=torch.float32) as mode:
+        heads @ heads.mT  # of more than three dimensions: products of a batch, in their shape by `_unsafe_view`
+    assert not mode.alone
+
+
 def test_differences_are_taken_around_zero_too():
     """A minimized program may have zeros alone for inputs."""
     doubled = PartedOpinion("decomposition", 1.0, compute=lambda x: 2 * x.tanh())

@@ -63,7 +63,10 @@ _FACTS = facts().operators
 # Elements of the arguments of one call from which on it is not computed again: what is that large takes too long.
 _MOST_ELEMENTS = 2**22
 # Operators of a decomposition that compute nothing.
-_MOVING = ("convert_element_type", "broadcast_in_dim", "clone", "copy_to", "_to_copy", "copy_", "empty_strided")
+_MOVING = (
+    "convert_element_type", "broadcast_in_dim", "clone", "copy_to", "_to_copy", "copy_", "empty_strided",
+    "_unsafe_view",
+)  # fmt: skip
 # A subclass of a tensor may compute in its own way.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 # What a call on other operands than the program's may raise, which says nothing of the kernel.
